@@ -125,14 +125,14 @@ def begin_module(settings: type[Settings]) -> Settings:
 
 
 def stop_group(
-    process: subprocess.Popen[bytes], wait_s: float, asked_by: signal.Signals = signal.SIGTERM
+    process: subprocess.Popen[bytes], wait_s: float, stop_signal: signal.Signals = signal.SIGTERM
 ) -> None:
     """Stop a process that leads its own session, with all processes of its group. See `stop_groups`."""
-    stop_groups([process], wait_s, asked_by)
+    stop_groups([process], wait_s, stop_signal)
 
 
 def stop_groups(
-    processes: Sequence[subprocess.Popen[bytes]], wait_s: float, asked_by: signal.Signals = signal.SIGTERM
+    processes: Sequence[subprocess.Popen[bytes]], wait_s: float, stop_signal: signal.Signals = signal.SIGTERM
 ) -> None:
     """Send a signal to processes that lead their own sessions, then kill them and all processes of their groups.
 
@@ -142,7 +142,7 @@ def stop_groups(
     deadline = time.monotonic() + wait_s
     try:
         for process in processes:
-            _signal_group(process, asked_by)
+            _signal_group(process, stop_signal)
         for process in processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))

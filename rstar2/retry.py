@@ -132,8 +132,8 @@ class Outages:
     def as_json(self) -> dict[str, Any]:
         """Returns the outages as an entry of results.json."""
         slowed = {"paused_s": self.paused_s, "spread_s": self.spread_s}
-        held_back = {name: seconds for name, seconds in slowed.items() if seconds}
-        return {"service": self.service, "away_s": self.away_s, **held_back, "retries": self.retries}
+        slowdowns = {name: seconds for name, seconds in slowed.items() if seconds}
+        return {"service": self.service, "away_s": self.away_s, **slowdowns, "retries": self.retries}
 
 
 def _backoff(policy: RetryPolicy) -> Backoff:

@@ -67,7 +67,7 @@ class Calls:
         """
 
     def add(self, trace: Trace) -> None:
-        group, seen = trace.problem_id, set()
+        group, earlier_calls = trace.problem_id, set()
         calls = [(turn, call) for turn, each in enumerate(trace.turns, 1) for call in each.calls]
         for turn, call in calls:
             kind = failure_kind(call)
@@ -87,8 +87,8 @@ class Calls:
             self._add_imports(call)
             if call.arguments is not None:
                 key = (call.name, repr(sorted(call.arguments.items())))
-                self.sums.add(group, "repeated", key in seen)
-                seen.add(key)
+                self.sums.add(group, "repeated", key in earlier_calls)
+                earlier_calls.add(key)
         for failed in trace.failed_turns:
             self._add_repair(group, failed, trace.correct)
 

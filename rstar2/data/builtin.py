@@ -127,11 +127,11 @@ def run_trusted(code: str) -> tuple[str, bool]:
 
 
 def _take(seed: int, held_out: bool, count: int) -> list[Question]:
-    taken = list(islice(questions(seed, held_out), count))
-    if len(taken) < count:
-        message = f"there are only {len(taken)} different problems, fewer than the requested {count}"
-        raise UserError(message, f"Request at most {len(taken)}.")
-    return taken
+    selected = list(islice(questions(seed, held_out), count))
+    if len(selected) < count:
+        message = f"there are only {len(selected)} different problems, fewer than the requested {count}"
+        raise UserError(message, f"Request at most {len(selected)}.")
+    return selected
 
 
 def _is_held_out(text: str) -> bool:

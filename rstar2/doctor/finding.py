@@ -16,8 +16,8 @@ class Finding:
     """The result of one check."""
 
     name: str
-    found: str
-    """The result, in words."""
+    result: str
+    """What the check found, in words."""
     state: State
     laptop: bool
     """Whether the laptop path (`rstar2 demo`) needs what was checked."""
@@ -29,12 +29,12 @@ class Finding:
     """Whether the problem prevents something that is installed on this machine from running."""
 
 
-def sized(name: str, found: str, enough: bool, more: str) -> Finding:
+def sized(name: str, result: str, enough: bool, more: str) -> Finding:
     """Returns the result of a check whose failure does not stop the laptop path.
 
     `more` is the advice if `enough` is False.
     """
-    return Finding(name, found, "ok" if enough else "scarce", True, "" if enough else more)
+    return Finding(name, result, "ok" if enough else "scarce", True, "" if enough else more)
 
 
 def installation_works(findings: list[Finding]) -> bool:

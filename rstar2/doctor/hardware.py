@@ -34,9 +34,9 @@ def processors() -> Finding:
 def memory() -> Finding:
     """Checks the free memory."""
     total, free = memory_bytes()
-    found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    result = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
     more = f"Close other programs: with less than {MEMORY_GIB} GiB free, the demo is likely to swap."
-    return sized("memory", found, free >= MEMORY_GIB * GIB, more)
+    return sized("memory", result, free >= MEMORY_GIB * GIB, more)
 
 
 def shared_memory() -> Finding:
@@ -46,8 +46,8 @@ def shared_memory() -> Finding:
         size = shutil.disk_usage(SHM)
     except OSError as error:
         return sized("/dev/shm", f"cannot be used: {error.strerror}", False, more)
-    found = f"{size.free / GIB:.1f} of {size.total / GIB:.1f} GiB free"
-    return sized("/dev/shm", found, size.free >= SHM_GIB * GIB, more)
+    result = f"{size.free / GIB:.1f} of {size.total / GIB:.1f} GiB free"
+    return sized("/dev/shm", result, size.free >= SHM_GIB * GIB, more)
 
 
 def open_files() -> Finding:

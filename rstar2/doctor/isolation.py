@@ -24,8 +24,8 @@ _PR_GET_SECCOMP = 21
 
 def namespaces() -> Finding:
     """Checks whether a process may have its own mounts, process ids and network."""
-    tried = subprocess.run([sys.executable, "-c", _UNSHARE], capture_output=True, text=True, timeout=300)
-    if tried.returncode == 0:
+    completed = subprocess.run([sys.executable, "-c", _UNSHARE], capture_output=True, text=True, timeout=300)
+    if completed.returncode == 0:
         return Finding("namespaces", "available", "ok", False)
     fix = (
         "In a container: start it with --cap-add SYS_ADMIN. Otherwise run this as root (the last command only on "
@@ -35,7 +35,7 @@ def namespaces() -> Finding:
         "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000",
         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
     )
-    return Finding("namespaces", f"refused: {tried.stderr.strip()}", "scarce", False, fix, commands)
+    return Finding("namespaces", f"refused: {completed.stderr.strip()}", "scarce", False, fix, commands)
 
 
 def landlock() -> Finding:

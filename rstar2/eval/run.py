@@ -314,18 +314,18 @@ class _Benchmark:
         sample."""
         if not self._stored.exists():
             return
-        seen: set[tuple[str, int]] = set()
+        keys: set[tuple[str, int]] = set()
         for row in self._record.read(self._stored):
             if row.verdict == "error" and self._record.errors:
                 continue
             key = (row.problem_id, row.sample)
-            if key in seen or row.problem_id not in self.groups:
-                fault = "twice" if key in seen else "but the benchmark has no such problem"
+            if key in keys or row.problem_id not in self.groups:
+                fault = "twice" if key in keys else "but the benchmark has no such problem"
                 raise UserError(
                     f"{self._stored} has sample {row.sample} of problem {row.problem_id!r} {fault}",
                     "The file may have been edited. Use another folder.",
                 )
-            seen.add(key)
+            keys.add(key)
             self.groups[row.problem_id].append(row)
             yield key
 

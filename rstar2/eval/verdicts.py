@@ -59,13 +59,13 @@ class Tally:
         self.counts: Counter[VerdictWord] = Counter()
 
     def add(self, problem: str, sample: int, verdict: VerdictWord) -> None:
-        seen = self.samples.setdefault(problem, {})
-        before = seen.get(sample)
+        verdicts = self.samples.setdefault(problem, {})
+        before = verdicts.get(sample)
         if before is not None and before != "error":
             return
         if before is not None:
             self.counts[before] -= 1
-        seen[sample] = verdict
+        verdicts[sample] = verdict
         self.counts[verdict] += 1
 
     def has(self, problem: str, sample: int) -> bool:

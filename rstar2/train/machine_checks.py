@@ -49,7 +49,7 @@ client's message is the server's message."""
 _NODE_CHECK = "rstar2.train.verl.node_check"
 
 
-def check_gpus(wanted: Iterable[Hardware]) -> None:
+def check_gpus(hardware: Iterable[Hardware]) -> None:
     """Computes something on each GPU of this machine, if recipes need GPUs and no Ray cluster is used.
 
     The output of `nvidia-smi` would not be enough, because `nvidia-smi` also lists GPUs that PyTorch cannot use. For
@@ -59,23 +59,23 @@ def check_gpus(wanted: Iterable[Hardware]) -> None:
         UserError: PyTorch can use fewer GPUs than a recipe needs.
         Unavailable: PyTorch does not finish in time.
     """
-    needed = max((each.gpus_per_node for each in wanted if each.device == "cuda"), default=0)
+    needed = max((each.gpus_per_node for each in hardware if each.device == "cuda"), default=0)
     if not needed or os.environ.get("RAY_ADDRESS", "local") not in ("", "local"):
         return
-    tried = _tried([sys.executable, "-c", _MULTIPLY], GPUS_S)
-    if tried.timed_out:
+    result = _run([sys.executable, "-c", _MULTIPLY], GPUS_S)
+    if result.timed_out:
         raise Unavailable(
-            f"the GPUs of this machine could not be tested: {tried.why}",
+            f"the GPUs of this machine could not be tested: {result.why}",
             "Look at the GPUs with `rstar2 doctor` and `nvidia-smi`; another program may be using them.",
         )
-    usable = len(tried.stdout.split())
+    usable = len(result.stdout.split())
     if usable >= needed:
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     limited = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
     raise UserError(
         f"the recipe needs {needed} GPUs on this machine, but PyTorch can use {usable} of them{limited}"
-        + (f": {tried.why}" if tried.why else ""),
+        + (f": {result.why}" if result.why else ""),
         "Install the build of PyTorch for this machine's driver (`rstar2 doctor` shows both), or set "
         "hardware.gpus_per_node to the GPUs that work.",
     )
@@ -114,16 +114,16 @@ def check_login(
     online = "wandb" in trackers and environ.get("WANDB_MODE", "online") not in WANDB_OFFLINE
     if not online and "weave" not in traces:
         return
-    tried = _tried([sys.executable, "-c", _LOGIN], LOGIN_S, {**environ, "WANDB_MODE": "online"})
+    result = _run([sys.executable, "-c", _LOGIN], LOGIN_S, {**environ, "WANDB_MODE": "online"})
     offline = "With WANDB_MODE=offline, wandb writes into the run's folder."
-    if tried.timed_out or _WANDB_AWAY.search(tried.why):
+    if result.timed_out or _WANDB_AWAY.search(result.why):
         raise Unavailable(
-            f"the recipe reports to Weights & Biases, but its server does not answer: {tried.why}",
+            f"the recipe reports to Weights & Biases, but its server does not answer: {result.why}",
             f"Run the same command once it answers. {offline}",
         )
-    if tried.why:
+    if result.why:
         raise UserError(
-            f"the recipe reports to Weights & Biases, but logging in failed: {tried.why}",
+            f"the recipe reports to Weights & Biases, but logging in failed: {result.why}",
             f"Run `wandb login` with a valid key. {offline}",
         )
 
@@ -155,7 +155,7 @@ def check_nodes(hardware: Collection[Hardware], run: Path, judge: JudgeAddress |
     try:
         marker.write_text(marker.name, encoding="utf-8")
         # The task contains the judge's token. It goes to standard input, because other users can see a command line.
-        tried = _tried([sys.executable, "-m", _NODE_CHECK], limit_s + 60, stdin=json.dumps(task))
+        result = _run([sys.executable, "-m", _NODE_CHECK], limit_s + 60, stdin=json.dumps(task))
     except OSError as error:
         raise UserError(
             f"cannot write to {existing}: {error.strerror}", "Give another folder with --run."
@@ -164,10 +164,10 @@ def check_nodes(hardware: Collection[Hardware], run: Path, judge: JudgeAddress |
         for file in (marker, *existing.glob(f"{marker.name}.*")):
             file.unlink(missing_ok=True)
     try:
-        here, *nodes = json.loads(tried.stdout.splitlines()[-1])
+        here, *nodes = json.loads(result.stdout.splitlines()[-1])
     except (LookupError, ValueError) as error:
-        raise cluster_error(tried.stderr)(
-            f"the nodes of the Ray cluster at {address} could not be tested: {tried.why or 'no answer'}",
+        raise cluster_error(result.stderr)(
+            f"the nodes of the Ray cluster at {address} could not be tested: {result.why or 'no answer'}",
             "Start the cluster with the Python environment of this machine on every node (examples/cluster/).",
         ) from error
     if faults := [f"node {node['node']}: {fault}" for node in nodes for fault in node_faults(here, node)]:
@@ -206,7 +206,7 @@ def node_faults(here: dict[str, Any], node: dict[str, Any]) -> list[str]:
     return [*faults, *node["faults"]]
 
 
-class _Tried(NamedTuple):
+class _CommandResult(NamedTuple):
     """The result of a command that a check has run."""
 
     stdout: str
@@ -216,12 +216,12 @@ class _Tried(NamedTuple):
     timed_out: bool = False
 
 
-def _tried(
+def _run(
     command: list[str], limit_s: float, environ: Mapping[str, str] = os.environ, stdin: str = ""
-) -> _Tried:
+) -> _CommandResult:
     """Runs a command for at most `limit_s` seconds."""
     try:
-        ran = subprocess.run(
+        completed = subprocess.run(
             command,
             capture_output=True,
             text=True,
@@ -231,7 +231,7 @@ def _tried(
             input=stdin,
         )
     except subprocess.TimeoutExpired:
-        return _Tried("", f"no result within {limit_s:.0f} s", timed_out=True)
-    lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
-    why = "" if ran.returncode == 0 else (lines or [f"exit code {ran.returncode}"])[-1][:300]
-    return _Tried(ran.stdout, why, ran.stderr)
+        return _CommandResult("", f"no result within {limit_s:.0f} s", timed_out=True)
+    lines = [line.strip() for line in completed.stderr.splitlines() if line.strip()]
+    why = "" if completed.returncode == 0 else (lines or [f"exit code {completed.returncode}"])[-1][:300]
+    return _CommandResult(completed.stdout, why, completed.stderr)

@@ -212,14 +212,14 @@ def _model_of(run: Path, files: Sequence[Path]) -> Path:
 def _chosen(files: Sequence[Path], selection: Selection) -> Iterator[str]:
     """Yields the keys of the traces that become conversations."""
     ranked: dict[str, list[tuple[float, int, int, str]]] = defaultdict(list)
-    seen: set[tuple[str, bytes]] = set()
+    earlier: set[tuple[str, bytes]] = set()
     for file in files:
         for trace in read_traces(file):
             if _fault(trace, selection) is not None:
                 continue
-            written = (trace.problem_id, array("q", trace.response_ids).tobytes())
-            if written not in seen:
-                seen.add(written)
+            answer = (trace.problem_id, array("q", trace.response_ids).tobytes())
+            if answer not in earlier:
+                earlier.add(answer)
                 rollout = Rollout.from_trace(trace.model_copy(update={"reward": 1.0}))
                 ranked[trace.problem_id].append(
                     (penalty(rollout), trace.tokens, trace.sample, key_of_trace(trace))

@@ -60,16 +60,16 @@ class Rounds:
             return "hopeless"
         return None
 
-    def kept(self, made: int, keep: int) -> int:
+    def max_trained(self, rollouts: int, keep: int) -> int:
         """Returns how many rollouts of a group may be trained on.
 
         The result is at least two, because a lone rollout has no advantage.
 
         Args:
-            made: number of rollouts that the group has.
+            rollouts: number of rollouts that the group has.
             keep: maximum number of rollouts of a full group that may be trained on (`groups.keep`).
         """
-        return max(2, -(-made * keep // self.most)) if made < self.most else keep
+        return max(2, -(-rollouts * keep // self.most)) if rollouts < self.most else keep
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class GroupInRounds:
         self._rewards: list[float] = []
         self._started = 0
         self._ended = 0
-        self._made = min(rounds.size, rounds.most)
+        self._needed = min(rounds.size, rounds.most)
         self._begun[0].set()
 
     def all_started(self) -> bool:
@@ -107,7 +107,7 @@ class GroupInRounds:
             number: the rollout's number in the group, from 0.
         """
         await self._begun[number // self._rounds.size].wait()
-        return number < self._made
+        return number < self._needed
 
     def ended(self, reward: float | None) -> RoundsOfGroup | None:
         """Counts a rollout that has ended, and begins the next round if this rollout was the last of its round.
@@ -120,15 +120,15 @@ class GroupInRounds:
         self._ended += 1
         if reward is not None:
             self._rewards.append(reward)
-        if self._ended < self._made:
+        if self._ended < self._needed:
             return None
-        rounds, most = -(-self._made // self._rounds.size), self._rounds.most
-        decision = self._rounds.decision(self._rewards) if self._made < most else None
-        if decision is None and self._made < most:
-            self._made = min(self._made + self._rounds.size, most)
+        rounds, most = -(-self._needed // self._rounds.size), self._rounds.most
+        decision = self._rounds.decision(self._rewards) if self._needed < most else None
+        if decision is None and self._needed < most:
+            self._needed = min(self._needed + self._rounds.size, most)
             self._begun[rounds].set()
             return None
-        return RoundsOfGroup(self._made, rounds, decision)
+        return RoundsOfGroup(self._needed, rounds, decision)
 
     def release(self) -> None:
         """Releases all waiting rollouts. `begins` returns False for rollouts that the group does not need."""

@@ -324,16 +324,16 @@ def test_the_commands_for_a_gpu_are_understood_by_train_and_sft(
 
 
 def test_engine_and_trainer_that_disagree_are_found() -> None:
-    from rstar2.doctor.gpu_check.check import Measured
+    from rstar2.doctor.gpu_check.check import Measurements
     from rstar2.doctor.gpu_check.tools.training import AGREEMENT, add_agreement
 
     def wrong(*kls: float) -> int:
-        return len(add_agreement(Measured(), [{"rollout_corr/kl": kl} for kl in kls]))
+        return len(add_agreement(Measurements(), [{"rollout_corr/kl": kl} for kl in kls]))
 
     assert wrong(0.001, -0.01) == 0
     assert wrong(0.001, -2 * AGREEMENT) == 1
     assert wrong(float("nan")) == 1
-    assert len(add_agreement(Measured(), [{}])) == 1
+    assert len(add_agreement(Measurements(), [{}])) == 1
 
 
 @needs("torch")

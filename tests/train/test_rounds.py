@@ -58,11 +58,13 @@ def test_a_group_is_decided_by_its_rewards(rewards: list[float], decision: Decis
 
 
 def test_of_a_group_that_stops_early_the_same_share_is_trained_on() -> None:
-    assert [EIGHTS.kept(count, 16) for count in (8, 16, 24, 32)] == [4, 8, 12, 16]
+    assert [EIGHTS.max_trained(count, 16) for count in (8, 16, 24, 32)] == [4, 8, 12, 16]
     small = Rounds(size=2, most=8, enough=1, solved_after=2, hopeless_after=8)
-    assert [small.kept(count, 4) for count in (2, 4, 6, 8)] == [2, 2, 3, 4], "at least two rollouts"
-    assert [replace(small, most=4).kept(count, 4) for count in (2, 4)] == [2, 4], "plain GRPO keeps all"
-    assert small.kept(8, 3) == 3
+    assert [small.max_trained(count, 4) for count in (2, 4, 6, 8)] == [2, 2, 3, 4], "at least two rollouts"
+    assert [replace(small, most=4).max_trained(count, 4) for count in (2, 4)] == [2, 4], (
+        "plain GRPO keeps all"
+    )
+    assert small.max_trained(8, 3) == 3
 
 
 async def roll_out_group(
@@ -180,7 +182,7 @@ def test_the_effect_is_that_of_groups_that_are_rolled_out(effects: ModuleType) -
         while count < 32 and not EIGHTS.decision(outcomes[:count].tolist()):
             count += 8
         right = int(outcomes[:count].sum())
-        n_right, n_wrong = effects.trained(right, count - right, EIGHTS.kept(count, 16))
+        n_right, n_wrong = effects.trained(right, count - right, EIGHTS.max_trained(count, 16))
         rewards = np.array([1.0] * n_right + [0.0] * n_wrong)
         trains.append(bool(n_right and n_wrong))
         advantages = (rewards - rewards.mean()) / rewards.std(ddof=1) if trains[-1] else np.zeros(1)

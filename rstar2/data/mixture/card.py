@@ -42,7 +42,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Taken:
+class DrawCounts:
     """How many rows of a source the filters left, and how many of these rows were drawn."""
 
     left: int
@@ -108,7 +108,7 @@ def make_card(
     config: dict[str, Any],
     counts: Mapping[str, ReadCounts],
     steps: list[Step],
-    taken: Mapping[str, Taken],
+    drawn: Mapping[str, DrawCounts],
     rewritten: Mapping[str, Rewritten],
     examples: list[dict[str, Any]],
     shared: list[dict[str, Any]],
@@ -126,12 +126,12 @@ def make_card(
             "read": read.read,
             "refused": dict(sorted(read.refused.items())),
             "dropped": {step.filter: step.by_source[name] for step in steps if name in step.by_source},
-            **asdict(taken[name]),
-            "missing": taken[name].missing,
+            **asdict(drawn[name]),
+            "missing": drawn[name].missing,
             "note": _note(origin.source, plan.recipe.rewrite.model, rewritten.get(name)),
             **({} if form is None else {"form": form.card(name)}),
         }
-    rows = sum(each.taken for each in taken.values())
+    rows = sum(each.taken for each in drawn.values())
     listed = [asdict(step) for step in steps]
     return Card(plan.name, plan.kind, config, sources, listed, examples, shared, rows, digest)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rstar2.data.candidates import Candidates
-from rstar2.data.mixture.card import Step, Taken
+from rstar2.data.mixture.card import DrawCounts, Step
 from rstar2.data.mixture.recipe import MixturePlan
 from rstar2.data.reading import ReadCounts
 from rstar2.errors import UserError
@@ -16,14 +16,14 @@ from rstar2.errors import UserError
 
 def draw(
     rows: Candidates, plan: MixturePlan, counts: Mapping[str, ReadCounts], dropped: list[Step]
-) -> dict[str, Taken]:
+) -> dict[str, DrawCounts]:
     """Drop random rows of each source that has more rows than its count, until the source has as many rows as its
     count.
 
     Raises:
         UserError: a source has fewer rows than its minimum, or no rows are left.
     """
-    taken = {}
+    drawn = {}
     keys: Any = None
     for at, (name, settings) in enumerate(plan.recipe.sources.items()):
         first, end = int(rows.starts[at]), int(rows.starts[at + 1])
@@ -45,14 +45,14 @@ def draw(
             keys = rows.keys("key") if keys is None else keys
             order = np.lexsort((left, _mixed(keys[left], plan.recipe.seed)))
             rows.drop(left[order[settings.count :]])
-        taken[name] = Taken(len(left), int(rows.alive[first:end].sum()), settings.count)
+        drawn[name] = DrawCounts(len(left), int(rows.alive[first:end].sum()), settings.count)
     if not rows.alive.any():
         listed = ", ".join(f"{step.dropped} {step.filter}" for step in dropped if step.dropped)
         raise UserError(
             f"no rows of {plan.name} are left: {f'dropped {listed}' if listed else 'none was usable'}",
             "Use other data, or other filters.",
         )
-    return taken
+    return drawn
 
 
 def _mixed(keys: Any, seed: int) -> Any:

@@ -206,7 +206,7 @@ class _Preparation:
             filters.append("unreadable")
         steps = [self._filter(rows, names) for names in _together(filters)]
         dropped = [counted for step in steps for counted in step.count(rows)]
-        taken = draw(rows, self._plan, counts, dropped)
+        drawn = draw(rows, self._plan, counts, dropped)
         texts, rewritten = self._rewrite(rows)
         recipe = self._plan.recipe
         form = AnswerForm(self._answer_shares(), recipe.seed) if rows.kind == "conversations" else None
@@ -222,7 +222,7 @@ class _Preparation:
             self._config,
             counts,
             dropped,
-            taken,
+            drawn,
             rewritten,
             _examples(rows, steps, counts),
             _shared(steps),

@@ -178,9 +178,9 @@ def plan_mixture(
         for each, settings in recipe.sources.items()
         if settings.object is not None
     }
-    if taken := next((each for each in users if each in sources()), None):
+    if duplicate := next((each for each in users if each in sources()), None):
         raise UserError(
-            f"the recipe's source {taken} has the name of a source of rstar2",
+            f"the recipe's source {duplicate} has the name of a source of rstar2",
             "Rename the source in the recipe.",
         )
     origins = [_origin(each, files.get(each, ()), user_files, users) for each in recipe.sources]

@@ -47,7 +47,7 @@ class Number:
 
 
 @dataclass
-class Measured:
+class Measurements:
     """The measurements of a check."""
 
     summary: str = ""
@@ -63,9 +63,9 @@ class Measured:
 class CheckFailed(Failure):
     """A check failed. `measured` has the values that were measured before the failure."""
 
-    def __init__(self, message: str, hint: str = "", measured: Measured | None = None) -> None:
+    def __init__(self, message: str, hint: str = "", measured: Measurements | None = None) -> None:
         super().__init__(message, hint)
-        self.measured = measured or Measured()
+        self.measured = measured or Measurements()
 
 
 class NotRun(RStarError):
@@ -78,7 +78,7 @@ class Check:
 
     name: str
     title: str
-    run: Callable[[Settings], Measured]
+    run: Callable[[Settings], Measurements]
     limit_s: float
     """Seconds after which the check is stopped."""
     needs: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class Result:
     """Why the check failed or was not run."""
     remedy: str = ""
     """What the user can do about the failure."""
-    measured: Measured = field(default_factory=Measured)
+    measured: Measurements = field(default_factory=Measurements)
     log: str = ""
     """The file with the check's output."""
     last_lines: Sequence[str] = ()
@@ -113,4 +113,4 @@ class Result:
     def of(cls, record: dict[str, Any]) -> Result:
         measured = record["measured"]
         numbers = [Number(**each) for each in measured["numbers"]]
-        return cls(**{**record, "measured": Measured(measured["summary"], numbers, measured["notes"])})
+        return cls(**{**record, "measured": Measurements(measured["summary"], numbers, measured["notes"])})

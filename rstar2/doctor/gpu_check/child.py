@@ -16,7 +16,7 @@ import traceback
 from importlib.util import find_spec
 from pathlib import Path
 
-from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, NotRun, Outcome, Result, Settings
+from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measurements, NotRun, Outcome, Result, Settings
 from rstar2.errors import RStarError
 from rstar2.files import write_json
 
@@ -35,25 +35,25 @@ def main() -> None:
     write_json(Path(request["result"]), result.record())
 
 
-def _tried(check: Check, settings: Settings) -> tuple[Outcome, str, str, Measured]:
+def _tried(check: Check, settings: Settings) -> tuple[Outcome, str, str, Measurements]:
     needs = check.needs + (check.needs_on_gpu if settings.device == "cuda" else ())
     missing = [name for name in needs if find_spec(name) is None]
     if missing:
-        return "not run", f"not installed: {', '.join(missing)}", _installation(missing), Measured()
+        return "not run", f"not installed: {', '.join(missing)}", _installation(missing), Measurements()
     try:
         return "passed", "", "", check.run(settings)
     except NotRun as error:
-        return "not run", error.message, error.hint, Measured()
+        return "not run", error.message, error.hint, Measurements()
     except CheckFailed as error:
         traceback.print_exc()
         return "failed", error.message, error.hint, error.measured
     except RStarError as error:
         traceback.print_exc()
-        return "failed", error.message, error.hint, Measured()
+        return "failed", error.message, error.hint, Measurements()
     except Exception as error:  # noqa: BLE001 - any exception of a check is its result
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}".splitlines()[0]
-        return "failed", text, "The log has the traceback.", Measured()
+        return "failed", text, "The log has the traceback.", Measurements()
 
 
 def _installation(missing: list[str]) -> str:

@@ -80,24 +80,24 @@ class Report:
 
 def _details(result: Result) -> Iterator[str]:
     """Yield the lines about one check: its measurements, and its log if it failed."""
-    seen = result.measured
-    if not seen.numbers and not seen.notes and result.outcome == "passed":
+    measurements = result.measured
+    if not measurements.numbers and not measurements.notes and result.outcome == "passed":
         return
     yield ""
     yield f"## {result.title}"
     if result.outcome != "passed":
         yield ""
         yield f"**{result.outcome}**: {result.reason}. {result.remedy}".rstrip()
-    if seen.numbers:
-        planned = any(number.planned is not None for number in seen.numbers)
+    if measurements.numbers:
+        planned = any(number.planned is not None for number in measurements.numbers)
         yield ""
         yield "| what | measured |" + (" plan | measured / plan |" if planned else "")
         yield "|---|---|" + ("---|---|" if planned else "")
-        for number in seen.numbers:
+        for number in measurements.numbers:
             yield f"| {_cell(number.name)} | {_with_unit(number.value, number.unit)} |" + (
                 _plan(number) if planned else ""
             )
-    for note in seen.notes:
+    for note in measurements.notes:
         yield ""
         yield note
     if result.outcome == "failed":

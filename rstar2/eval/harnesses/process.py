@@ -73,9 +73,11 @@ class HarnessProcess:
             Failure: the program has ended, or did not answer in time.
         """
         async with self._places:
-            return await self._asked(action, within, activity, arguments)
+            return await self._exchange(action, within, activity, arguments)
 
-    async def _asked(self, action: str, within: float, activity: Activity, arguments: dict[str, Any]) -> Any:
+    async def _exchange(
+        self, action: str, within: float, activity: Activity, arguments: dict[str, Any]
+    ) -> Any:
         number = next(self._numbers)
         future = asyncio.get_running_loop().create_future()
         self._waiting[number] = future

@@ -58,7 +58,7 @@ class LivenessMonitor:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, float]] = {}
+        self._beats: dict[str, tuple[int, float]] = {}
         """For each worker, the number of its last heartbeat, and the monotonic time at which this monitor first saw the
         number."""
         self._checked = 0.0
@@ -72,13 +72,13 @@ class LivenessMonitor:
             now: monotonic time in seconds at which `beats` were read.
         """
         if now - self._checked > 2.5 * CHECK_EVERY_S:
-            self._seen.clear()
+            self._beats.clear()
         self._checked = now
-        self._seen = {
-            name: old if (old := self._seen.get(name)) is not None and old[0] == beat else (beat, now)
+        self._beats = {
+            name: old if (old := self._beats.get(name)) is not None and old[0] == beat else (beat, now)
             for name, beat in beats.items()
         }
-        return [name for name in self._seen if self.age_s(name, now) > DEAD_AFTER_S]
+        return [name for name in self._beats if self.age_s(name, now) > DEAD_AFTER_S]
 
     def age_s(self, worker: str, now: float) -> float:
         """Returns the seconds since a worker's heartbeat last changed, or 0 if the worker was not checked yet.
@@ -87,4 +87,4 @@ class LivenessMonitor:
             worker: the worker's name.
             now: the present time in monotonic seconds.
         """
-        return now - self._seen[worker][1] if worker in self._seen else 0.0
+        return now - self._beats[worker][1] if worker in self._beats else 0.0

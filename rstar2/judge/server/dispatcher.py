@@ -376,9 +376,9 @@ class Dispatcher:
     async def _send_batch(self) -> None:
         """Send unsent programs and cancellations to Redis in one exchange, and handle the replies."""
         sizes = list(accumulate(run.size for run in self.unsent[:MAX_BATCH]))
-        taken = self.unsent[: max(1, bisect(sizes, COMMAND_BYTES))]
+        batch = self.unsent[: max(1, bisect(sizes, COMMAND_BYTES))]
         cancelled = self.cancelled[:MAX_BATCH]
-        runs = [run for run in taken if not run.result.done()]
+        runs = [run for run in batch if not run.result.done()]
         try:
             replies = await self.connection.execute(self._batch_commands(runs, cancelled))
         except RedisError:
@@ -387,8 +387,8 @@ class Dispatcher:
             raise
         errors = {key: reply for key, reply in replies.items() if isinstance(reply, ResponseError)}
         unknown = self._answer_refused(runs, errors)
-        self.unsent[: len(taken)] = unknown
-        self.sent_bytes += sum(run.size for run in taken) - sum(run.size for run in unknown)
+        self.unsent[: len(batch)] = unknown
+        self.sent_bytes += sum(run.size for run in batch) - sum(run.size for run in unknown)
         self.cancelled[: len(cancelled)] = [
             run_id
             for (kind, run_id), error in errors.items()

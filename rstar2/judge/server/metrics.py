@@ -67,8 +67,8 @@ async def _depths(dispatcher: Dispatcher) -> tuple[int, int]:
     length, pending = await pipe.execute(raise_on_error=False)
     # Redis replies with an error if the stream has no group yet. No worker has taken a program then.
     consumers = pending["consumers"] if isinstance(pending, dict) else []
-    taken = sum(each["pending"] for each in consumers if each["name"] != queue.NOBODY)
-    return max(0, length - taken), taken
+    running = sum(each["pending"] for each in consumers if each["name"] != queue.NOBODY)
+    return max(0, length - running), running
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
@@ -87,7 +87,7 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 async def status_of(dispatcher: Dispatcher) -> dict[str, Any]:
     """Returns the answer to `/status`."""
-    workers, outcomes, restarts, (waiting, taken) = await asyncio.gather(
+    workers, outcomes, restarts, (waiting, running) = await asyncio.gather(
         worker_states(dispatcher),
         _counts(dispatcher, queue.OUTCOMES),
         _counts(dispatcher, queue.RESTARTS),
@@ -98,7 +98,7 @@ async def status_of(dispatcher: Dispatcher) -> dict[str, Any]:
     return {
         "queue": waiting,
         "num_workers": len(live),
-        "running": taken,
+        "running": running,
         "rate": dispatcher.rate,
         "outcomes": outcomes,
         "restarts": restarts,

@@ -47,10 +47,10 @@ def load_tool(reference: str, folders: Sequence[Path] = ()) -> Tool[..., Any]:
             f"{reference} is not a tool, but {type(loaded).__name__}",
             "Put the decorator @tool above the function: from rstar2 import tool.",
         )
-    taken = next((name for name in (loaded.name, *loaded.aliases) if shipped_tool(name)), None)
-    if taken is not None:
+    duplicate = next((name for name in (loaded.name, *loaded.aliases) if shipped_tool(name)), None)
+    if duplicate is not None:
         raise UserError(
-            f"the tool {reference} has the name {taken}, which a tool of rstar2 already has",
+            f"the tool {reference} has the name {duplicate}, which a tool of rstar2 already has",
             "Rename your tool.",
         )
     return loaded

@@ -83,7 +83,7 @@ class FamilyCodec(ChatCodec):
         return list(dict.fromkeys([self.end_id, *self._stops]))
 
     def prompt(self, messages: Sequence[Message], tools: list[Message] | None = None) -> list[int]:
-        return self._render(self._plain(messages), self._shown(tools), generation=True)
+        return self._render(self._plain(messages), self._prompt_tools(tools), generation=True)
 
     def with_variables(self, variables: Mapping[str, Any]) -> FamilyCodec:
         family = self.format.family
@@ -192,13 +192,13 @@ class FamilyCodec(ChatCodec):
         ]
         for place in emptied:
             plain[place]["reasoning_content"] = _SOME_THOUGHT
-        shown = self._shown([] if tools is None and not has_calls(plain) else tools)
-        rendered = self._rendered(plain, shown)
+        prompt_tools = self._prompt_tools([] if tools is None and not has_calls(plain) else tools)
+        rendered = self._rendered(plain, prompt_tools)
         ids, mask = list(rendered.token_ids), [int(each) for each in rendered.sampled_mask]
         begins: dict[int, int] = {}
         for place in answers:
             # In a rollout a turn begins where the generation prompt ends, which may be inside a thought.
-            lead = self._render(plain[:place], shown, generation=True)
+            lead = self._render(plain[:place], prompt_tools, generation=True)
             start = next(
                 (at for at, of in enumerate(rendered.message_indices) if of == place and mask[at]), None
             )
@@ -295,7 +295,7 @@ class FamilyCodec(ChatCodec):
     def _text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def _shown(self, tools: list[Message] | None) -> list[Message] | None:
+    def _prompt_tools(self, tools: list[Message] | None) -> list[Message] | None:
         return self.format.template_tools if tools is None else tools or None
 
     def _render(

@@ -58,8 +58,8 @@ class TemplateCodec(ChatCodec):
         self._check_tools()
 
     def prompt(self, messages: Sequence[Message], tools: list[Message] | None = None) -> list[int]:
-        shown = self.format.template_tools if tools is None else tools or None
-        return self._encode(self._render(messages, shown, generation=True))
+        prompt_tools = self.format.template_tools if tools is None else tools or None
+        return self._encode(self._render(messages, prompt_tools, generation=True))
 
     def with_variables(self, variables: Mapping[str, Any]) -> TemplateCodec:
         from rstar2.loop.turns.variables import free_variables  # loads Jinja

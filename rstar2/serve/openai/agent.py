@@ -278,13 +278,13 @@ class StopTexts:
             _, ready = min(matches)
         else:
             ready = len(self._pending) - max(map(self._begun, self._texts), default=0)
-        shown, self._pending = self._pending[:ready], "" if self.reached else self._pending[ready:]
-        return shown
+        output, self._pending = self._pending[:ready], "" if self.reached else self._pending[ready:]
+        return output
 
     def end(self) -> str:
         """Returns the withheld text. Call this method after the last piece of the text."""
-        shown, self._pending = self._pending, ""
-        return shown
+        output, self._pending = self._pending, ""
+        return output
 
     def _begun(self, text: str) -> int:
         """Returns the number of characters at the end of the pending text that may be the beginning of `text`."""

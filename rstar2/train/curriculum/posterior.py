@@ -51,14 +51,14 @@ def choose(
     Returns:
         The indices of the `count` chosen problems, in random order.
     """
-    new = rng.permutation(np.flatnonzero(problems.times_asked == 0))
-    seen = np.flatnonzero(problems.times_asked)
-    first = max(round(unseen * count), count - len(seen))
-    chosen: list[int] = new[:first].tolist()
+    new_problems = rng.permutation(np.flatnonzero(problems.times_asked == 0))
+    used_problems = np.flatnonzero(problems.times_asked)
+    first = max(round(unseen * count), count - len(used_problems))
+    chosen: list[int] = new_problems[:first].tolist()
     rest = count - len(chosen)
     belief = problems.belief(discount)
-    distance = np.abs(rng.beta(belief.alpha[seen], belief.beta[seen]) - target)
-    ranked = seen[np.argsort(distance, kind="stable")]
+    distance = np.abs(rng.beta(belief.alpha[used_problems], belief.beta[used_problems]) - target)
+    ranked = used_problems[np.argsort(distance, kind="stable")]
     explored = int(rng.binomial(rest, explore))
     chosen += ranked[: rest - explored].tolist()
     chosen += rng.permutation(ranked[rest - explored :])[:explored].tolist()

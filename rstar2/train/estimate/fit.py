@@ -203,7 +203,7 @@ def _rounds_warnings(recipe: StageRecipe) -> Iterator[str]:
         f"{prompts * rounds.most:,} rollouts, not counting replaced groups. The estimate uses the "
         "share of rollouts that the run of --like made; without --like it uses the maximum"
     )
-    share = rounds.kept(rounds.size, recipe.groups.keep) / recipe.groups.keep
+    share = rounds.max_trained(rounds.size, recipe.groups.keep) / recipe.groups.keep
     weight = f"only about {100 * share:.0f} % of the weight that they have without rounds"
     if algorithm.objective == "grpo" and algorithm.loss_weights == "tokens":
         yield (

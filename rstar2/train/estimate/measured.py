@@ -57,7 +57,7 @@ def assumptions_of(steps: Sequence[Metrics]) -> Assumptions:
     failed = [calls * sum(shares) for calls, *shares in measured(CALLS, *FAILED_CALLS)]
     recoveries = measured("rstar2/recover/rollouts", "rstar2/recover/failed", "rstar2/recover/tokens")
     finished = sum(each[0] - each[1] for each in recoveries)
-    made, saved = [each[0] for each in rollouts], [each[1] for each in rollouts]
+    run_counts, saved_counts = [each[0] for each in rollouts], [each[1] for each in rollouts]
     return Assumptions(
         mean_tokens=fmean(value for (value,) in lengths) if (lengths := measured("rstar2/tokens")) else None,
         tokens_of_largest_step=tokens,
@@ -66,5 +66,7 @@ def assumptions_of(steps: Sequence[Metrics]) -> Assumptions:
         calls_per_rollout=mean("rstar2/calls", usual.calls_per_rollout),
         failed_calls_per_rollout=fmean(failed) if failed else None,
         recovery_tokens=sum(each[2] for each in recoveries) / finished if finished else None,
-        made_share=sum(made) / (sum(made) + sum(saved)) if sum(made) else usual.made_share,
+        made_share=sum(run_counts) / (sum(run_counts) + sum(saved_counts))
+        if sum(run_counts)
+        else usual.made_share,
     )

@@ -30,8 +30,8 @@ def write_card(
         settings: all settings that the verdicts depend on, with the digests of the model and the problems.
     """
     correct = {
-        problem: sum(verdict == "correct" for verdict in seen.values())
-        for problem, seen in tally.samples.items()
+        problem: sum(verdict == "correct" for verdict in verdicts.values())
+        for problem, verdicts in tally.samples.items()
     }
     names = list(remaining)
     with whole_file(out / KEPT) as file:

@@ -154,7 +154,7 @@ def check_solved_file(path: Path, rows: Rows, recipe: StageRecipe) -> None:
     file = solved_file(path, recipe)
     samples: Counter[str] = Counter()
     if file.name == VERDICTS.file:
-        samples.update({problem: len(seen) for problem, seen in Tally.of(file).samples.items()})
+        samples.update({problem: len(verdicts) for problem, verdicts in Tally.of(file).samples.items()})
     else:
         samples.update(trace.problem_id for trace in read_traces(file))
     for row in rows:
@@ -280,6 +280,6 @@ def _check_errors(tally: Tally) -> None:
 
 
 def _outcomes(tally: Tally) -> Iterator[tuple[str, bool]]:
-    for problem, seen in tally.samples.items():
-        for sample in sorted(seen):
-            yield problem, seen[sample] == "correct"
+    for problem, verdicts in tally.samples.items():
+        for sample in sorted(verdicts):
+            yield problem, verdicts[sample] == "correct"

@@ -115,10 +115,10 @@ def _folder_fault(marker: Path) -> str:
 def _gpu_fault(gpus: int, try_gpus: str, gpus_s: float) -> str:
     """Returns why fewer than `gpus` GPUs work, or "" if at least `gpus` GPUs work. For the arguments, see `examine`."""
     try:
-        tried = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", try_gpus], capture_output=True, text=True, timeout=gpus_s, check=False
         )
-        usable, lines = len(tried.stdout.split()), tried.stderr.split("\n")
+        usable, lines = len(completed.stdout.split()), completed.stderr.split("\n")
         why = next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
     except subprocess.TimeoutExpired as error:
         usable, why = len((error.stdout or b"").split()), f"they did not finish within {gpus_s:.0f} s"

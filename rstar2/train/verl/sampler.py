@@ -213,7 +213,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             else:
                 empty += 1
                 self._nothing_to_train_on(empty)
-            self._end_if_asked()
+            self._end_if_requested()
             self._progress.write(RolloutProgress(self._step, 0, self._rollouts_per_step, fault=self._fault))
             self.refill_fn(batch_size)
 
@@ -411,7 +411,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             RolloutProgress(self._step, 0, self._rollouts_per_step, discarded=discarded, fault=text)
         )
 
-    def _end_if_asked(self) -> None:
+    def _end_if_requested(self) -> None:
         """Raises a Failure if a signal has asked training to stop, so that the step is not rolled out again.
 
         If a signal arrives while training waits, `rstar2.train.launch` stops training itself.
@@ -498,7 +498,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         """
         keep = self._keep
         if self._rounds is not None and whole is not None:
-            keep = self._rounds.kept(whole.made, keep)
+            keep = self._rounds.max_trained(whole.made, keep)
         # Seeded by step and problem, so that a resumed run chooses the same rollouts as an uninterrupted one.
         seed = sample_seed(self._seed, f"roc {self._step} {rollouts[0].problem_id}", 0)
         try:

@@ -7,16 +7,16 @@ import sys
 import threading
 from pathlib import Path
 
-from rstar2.doctor.gpu_check.check import Check, Measured, Settings
+from rstar2.doctor.gpu_check.check import Check, Measurements, Settings
 
 
-def run(settings: Settings) -> Measured:
+def run(settings: Settings) -> Measurements:
     child = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(10**6)"], start_new_session=True, stdout=sys.stderr
     )
     Path(settings.logs, "child.pid").write_text(str(child.pid))
     wait_for_ever()
-    return Measured()
+    return Measurements()
 
 
 def wait_for_ever() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 
-from rstar2.doctor.gpu_check.check import Check, Measured, Settings
+from rstar2.doctor.gpu_check.check import Check, Measurements, Settings
 
 
-def run(settings: Settings) -> Measured:
+def run(settings: Settings) -> Measurements:
     os.kill(os.getpid(), signal.SIGKILL)
-    return Measured()
+    return Measurements()
 
 
 CHECK = Check("killed", "A check that is killed", run, limit_s=300.0)

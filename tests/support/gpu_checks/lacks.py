@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rstar2.doctor.gpu_check.check import Check, Measured, Settings
+from rstar2.doctor.gpu_check.check import Check, Measurements, Settings
 
 
-def run(settings: Settings) -> Measured:
+def run(settings: Settings) -> Measurements:
     raise AssertionError("it must not run")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, Settings
+from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measurements, Settings
 from rstar2.doctor.gpu_check.sizes import Size
 from rstar2.doctor.gpu_check.tools.device import torch_device
 
@@ -35,7 +35,7 @@ MOST_IN_FP32 = 1e-3
 """Limit, in nats, of the mean difference between padded and unpadded rows in fp32."""
 
 
-def run(settings: Settings) -> Measured:
+def run(settings: Settings) -> Measurements:
     import torch
 
     device = torch_device(settings)
@@ -45,7 +45,7 @@ def run(settings: Settings) -> Measured:
     torch.manual_seed(1)
     rows = [torch.randint(0, size.vocab, (length,)).to(device) for length in lengths]
     weights = _model(size, REFERENCE, torch.float32, device).state_dict()
-    seen = Measured()
+    measurements = Measurements()
 
     def errors(way: str, dtype: Any) -> tuple[float, float]:
         """Returns two mean distances in nats: from unpadded rows to the reference, and from padded to unpadded rows."""
@@ -59,23 +59,23 @@ def run(settings: Settings) -> Measured:
     exact = _unpadded(reference, rows)
     wrong: dict[str, list[str]] = {way: [] for way in WAYS}
     _, padded = errors("sdpa", torch.float32)
-    seen.add("sdpa in fp32: padded against unpadded", padded, "nats")
+    measurements.add("sdpa in fp32: padded against unpadded", padded, "nats")
     if not padded <= MOST_IN_FP32:
         wrong["sdpa"].append(f"sdpa in fp32: padding changes log-probabilities by {padded:.2g} nats")
     rounding = 0.0
     for way in WAYS:
         if skipped := _skipped(way, on_gpu):
-            seen.add(f"{way} in bf16", skipped)
+            measurements.add(f"{way} in bf16", skipped)
             continue
         try:
             off, padded = errors(way, torch.bfloat16)
         except Exception as error:  # noqa: BLE001 - an implementation that does not work is a finding
             text = f"{type(error).__name__}: {error}".splitlines()[0]
-            seen.add(f"{way} in bf16", text)
+            measurements.add(f"{way} in bf16", text)
             wrong[way].append(f"{way} does not run: {text}")
             continue
-        seen.add(f"{way} in bf16: against fp32", off, "nats")
-        seen.add(f"{way} in bf16: padded against unpadded", padded, "nats")
+        measurements.add(f"{way} in bf16: against fp32", off, "nats")
+        measurements.add(f"{way} in bf16: padded against unpadded", padded, "nats")
         if way == REFERENCE:
             rounding = off
         limit = MOST_IN_BF16 if way == REFERENCE else TIMES_WORSE * rounding + SLACK
@@ -83,20 +83,22 @@ def run(settings: Settings) -> Measured:
             wrong[way].append(f"{way} in bf16 is {off:.2g} nats from fp32, more than {limit:.2g}")
         if not padded <= TIMES_WORSE * rounding + SLACK:
             wrong[way].append(f"{way} in bf16: padding changes log-probabilities by {padded:.2g} nats")
-    seen.notes.append(
+    measurements.notes.append(
         "Means of |difference| of the log-probability of each token; the spread of the logits is 3 nats."
     )
-    seen.notes += [f"{each}. rstar2 does not use it." for each in wrong.pop(UNUSED)]
+    measurements.notes += [f"{each}. rstar2 does not use it." for each in wrong.pop(UNUSED)]
     if faults := [fault for each in wrong.values() for fault in each]:
         raise CheckFailed(
             "; ".join(faults),
             "Training with this attention is wrong. Set another hardware.attention, or install another version of the "
             "attention's package or of torch.",
-            seen,
+            measurements,
         )
     ran = [way for way in wrong if not _skipped(way, on_gpu)]
-    seen.summary = f"{', '.join(ran)} agree with fp32 within the rounding of bf16 ({rounding:.2g} nats)"
-    return seen
+    measurements.summary = (
+        f"{', '.join(ran)} agree with fp32 within the rounding of bf16 ({rounding:.2g} nats)"
+    )
+    return measurements
 
 
 def _skipped(way: str, on_gpu: bool) -> str:

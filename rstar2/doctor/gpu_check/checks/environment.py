@@ -6,7 +6,7 @@ import platform
 from importlib import metadata
 from typing import Any
 
-from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, Settings
+from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measurements, Settings
 from rstar2.machine import GIB, gpu_driver, gpu_names, memory_bytes, usable_cores
 from rstar2.terminal import percent
 
@@ -32,44 +32,46 @@ MOST_ERROR = 0.02
 """Maximum relative error that a product of matrices in bf16 may have."""
 
 
-def run(settings: Settings) -> Measured:
+def run(settings: Settings) -> Measurements:
     import torch
 
-    seen = Measured()
+    measurements = Measurements()
     usable = torch.cuda.is_available()
     names = (
         [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if usable else gpu_names()
     )
-    seen.add("GPU", ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)) or "none")
+    measurements.add(
+        "GPU", ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)) or "none"
+    )
     if usable:
-        _add_gpu(seen, torch)
-    seen.add("cores", usable_cores())
+        _add_gpu(measurements, torch)
+    measurements.add("cores", usable_cores())
     total, free = memory_bytes()
-    seen.add("memory", total / GIB, "GiB")
-    seen.add("free memory", free / GIB, "GiB")
-    seen.add("Python", platform.python_version())
-    seen.add(
+    measurements.add("memory", total / GIB, "GiB")
+    measurements.add("free memory", free / GIB, "GiB")
+    measurements.add("Python", platform.python_version())
+    measurements.add(
         "system", f"{platform.system()} {platform.machine()}, kernel {platform.release().partition('-')[0]}"
     )
     for package in PACKAGES:
-        seen.add(package, _version(package))
+        measurements.add(package, _version(package))
     if settings.device == "cuda":
-        _check_gpu(settings, seen, torch)
-    seen.summary = f"{seen.numbers[0].value}; torch {torch.__version__}"
-    return seen
+        _check_gpu(settings, measurements, torch)
+    measurements.summary = f"{measurements.numbers[0].value}; torch {torch.__version__}"
+    return measurements
 
 
-def _add_gpu(seen: Measured, torch: Any) -> None:
+def _add_gpu(measurements: Measurements, torch: Any) -> None:
     properties = torch.cuda.get_device_properties(0)
     free, total = torch.cuda.mem_get_info()
-    seen.add("GPU memory", total / GIB, "GiB")
-    seen.add("free GPU memory", free / GIB, "GiB")
-    seen.add("compute capability", f"{properties.major}.{properties.minor}")
+    measurements.add("GPU memory", total / GIB, "GiB")
+    measurements.add("free GPU memory", free / GIB, "GiB")
+    measurements.add("compute capability", f"{properties.major}.{properties.minor}")
     if torch.version.hip:
-        seen.add("architecture", str(getattr(properties, "gcnArchName", "")))
-    seen.add("driver", gpu_driver())
-    seen.add("CUDA of torch", torch.version.cuda)
-    seen.add("ROCm of torch", torch.version.hip)
+        measurements.add("architecture", str(getattr(properties, "gcnArchName", "")))
+    measurements.add("driver", gpu_driver())
+    measurements.add("CUDA of torch", torch.version.cuda)
+    measurements.add("ROCm of torch", torch.version.hip)
 
 
 def _version(package: str) -> str | None:
@@ -79,33 +81,33 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _check_gpu(settings: Settings, seen: Measured, torch: Any) -> None:
+def _check_gpu(settings: Settings, measurements: Measurements, torch: Any) -> None:
     """Raise CheckFailed if torch cannot use `settings.gpus` GPUs, or if a product on the first GPU is wrong."""
     if not torch.cuda.is_available():
         raise CheckFailed(
             f"torch {torch.__version__} cannot use the GPUs of this machine",
             "Install the build of torch for its driver: https://pytorch.org/get-started. In a container, start it "
             "with access to the GPUs (--gpus all, or --device /dev/kfd --device /dev/dri).",
-            seen,
+            measurements,
         )
     count = torch.cuda.device_count()
     if count < settings.gpus:
         raise CheckFailed(
             f"--gpus {settings.gpus}: torch can use only {count} GPUs",
             f"Give --gpus {count}, or check CUDA_VISIBLE_DEVICES.",
-            seen,
+            measurements,
         )
     torch.manual_seed(0)
     left, right = (torch.randn(SIDE, SIDE) for _ in range(2))
     exact = left @ right
     product = (left.to("cuda", torch.bfloat16) @ right.to("cuda", torch.bfloat16)).float().cpu()
     error = float((product - exact).std() / exact.std())
-    seen.add("error of a product in bf16", error)
+    measurements.add("error of a product in bf16", error)
     if not error < MOST_ERROR:
         raise CheckFailed(
             f"a product in bf16 on the GPU is off by {percent(error)}",
             "This build of torch does not fit the GPU, or the GPU is damaged.",
-            seen,
+            measurements,
         )
 
 

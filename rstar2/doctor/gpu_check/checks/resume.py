@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, NotRun, Settings
+from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measurements, NotRun, Settings
 from rstar2.doctor.gpu_check.checks import rl
 from rstar2.doctor.gpu_check.tools import commands
 from rstar2.doctor.gpu_check.tools.device import torch_device
@@ -18,7 +18,7 @@ MOST_OFF = 1e-3
 """Maximum relative error that the norm of a tensor may have."""
 
 
-def run(settings: Settings) -> Measured:
+def run(settings: Settings) -> Measurements:
     from rstar2.doctor.gpu_check.tools import training
     from rstar2.doctor.gpu_check.tools.model import random_model
     from rstar2.train.records.steps import step_metrics
@@ -33,13 +33,13 @@ def run(settings: Settings) -> Measured:
     known = set(step_metrics(stage))
     commands.run(settings, CHECK.name, rl.words_of(settings))
     steps = {number: step for number, step in step_metrics(stage).items() if number not in known}
-    seen = Measured()
-    seen.add("last checkpoint before the kill", before)
-    seen.add("first step after it", min(steps, default=None))
-    seen.add("last step", max(steps, default=None))
-    wrong = training.add_agreement(seen, list(steps.values()))
+    measurements = Measurements()
+    measurements.add("last checkpoint before the kill", before)
+    measurements.add("first step after it", min(steps, default=None))
+    measurements.add("last step", max(steps, default=None))
+    wrong = training.add_agreement(measurements, list(steps.values()))
     off = _off(random_model(settings), stage / "model", (1 - training.RATE) ** training.STEPS)
-    seen.add("largest error of a tensor's norm", off)
+    measurements.add("largest error of a tensor's norm", off)
     if sorted(steps) != list(range(before + 1, training.STEPS + 1)):
         wrong.append(f"after the checkpoint of step {before} it ran the steps {sorted(steps)}")
     if not off <= MOST_OFF:
@@ -47,11 +47,13 @@ def run(settings: Settings) -> Measured:
             f"the model is not what {training.STEPS} steps make of it: a tensor's norm is off by {percent(off)}"
         )
     if wrong:
-        raise CheckFailed("; ".join(wrong), "Keep the run (--keep), and report it with its logs.", seen)
-    seen.summary = (
+        raise CheckFailed(
+            "; ".join(wrong), "Keep the run (--keep), and report it with its logs.", measurements
+        )
+    measurements.summary = (
         f"continued after step {before} by the same command; the model is what {training.STEPS} steps make"
     )
-    return seen
+    return measurements
 
 
 def _off(base: Path, trained: Path, factor: float) -> float:

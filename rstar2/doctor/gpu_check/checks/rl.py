@@ -12,7 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, Settings
+from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measurements, Settings
 from rstar2.doctor.gpu_check.tools import commands
 from rstar2.doctor.gpu_check.tools.device import torch_device
 from rstar2.files import read_json, write_json
@@ -35,7 +35,7 @@ PARTS = {
 """VERL's names for the parts of a step's time."""
 
 
-def run(settings: Settings) -> Measured:
+def run(settings: Settings) -> Measurements:
     from rstar2.doctor.gpu_check.tools import training
     from rstar2.train.records.steps import step_metrics
 
@@ -45,26 +45,26 @@ def run(settings: Settings) -> Measured:
         _wait_for_steps(settings, process, stage)
         os.killpg(process.pid, signal.SIGKILL)
     steps = list(step_metrics(stage).values())
-    seen = Measured()
-    seen.add("steps before the kill", len(steps))
-    wrong = training.add_agreement(seen, steps)
+    measurements = Measurements()
+    measurements.add("steps before the kill", len(steps))
+    wrong = training.add_agreement(measurements, steps)
     last = steps[-1]
     written = float(last["rstar2/tokens"]) * float(last["rstar2/rollouts"])
-    seen.add("speed of the rollouts", written / float(last["timing_s/gen"]), "tokens/s")
-    _add_plan(seen, settings, stage)
+    measurements.add("speed of the rollouts", written / float(last["timing_s/gen"]), "tokens/s")
+    _add_plan(measurements, settings, stage)
     if wrong:
         raise CheckFailed(
             "; ".join(wrong),
             "If only later steps differ, the new weights do not reach the engine. If all steps differ, engine and "
             "trainer compute differently: see the check `attention`.",
-            seen,
+            measurements,
         )
     kl = max((abs(float(step["rollout_corr/kl"])) for step in steps), default=0.0)
     seconds = float(last["timing_s/step"])
-    seen.summary = (
+    measurements.summary = (
         f"{len(steps)} steps, the last in {seconds:.1f} s; KL of engine and trainer {kl:.1g} nats/token"
     )
-    return seen
+    return measurements
 
 
 def run_folder(settings: Settings) -> Path:
@@ -102,7 +102,7 @@ def _wait_for_steps(settings: Settings, process: subprocess.Popen[bytes], stage:
         time.sleep(POLL_S)
 
 
-def _add_plan(seen: Measured, settings: Settings, stage: Path) -> None:
+def _add_plan(measurements: Measurements, settings: Settings, stage: Path) -> None:
     """Add the measured memory and times, each with the figure that the plan has for rollouts of this length."""
     from rstar2.doctor.gpu_check.tools import training
     from rstar2.doctor.gpu_check.tools.model import random_model
@@ -122,9 +122,9 @@ def _add_plan(seen: Measured, settings: Settings, stage: Path) -> None:
     planned = {"rollouts": step.generate_s, "log-probabilities and update": step.update_s}
     for name, keys in PARTS.items():
         seconds = sum(float(steps[-1].get(f"timing_s/{key}", 0.0)) for key in keys)
-        seen.add(f"last step: {name}", seconds, "s", planned.get(name))
-    held = max(float(each["actor/perf/max_memory_allocated_gb"]) for each in steps)
-    training.add_memory(seen, settings, held, memory.expected_update_total)
+        measurements.add(f"last step: {name}", seconds, "s", planned.get(name))
+    peak_gib = max(float(each["actor/perf/max_memory_allocated_gb"]) for each in steps)
+    training.add_memory(measurements, settings, peak_gib, memory.expected_update_total)
 
 
 CHECK = Check("rl", "Steps of RL, killed", run, limit_s=1500.0, needs=NEEDS, needs_on_gpu=NEEDS_ON_GPU)

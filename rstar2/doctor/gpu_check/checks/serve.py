@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, NotRun, Settings
+from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measurements, NotRun, Settings
 from rstar2.doctor.gpu_check.tools import commands
 from rstar2.doctor.gpu_check.tools.device import torch_device
 
@@ -34,7 +34,7 @@ TOKENS, CPU_TOKENS = 256, 32
 CODE, OUTPUT = "print(123 * 456)", "56088"
 
 
-def run(settings: Settings) -> Measured:
+def run(settings: Settings) -> Measurements:
     from rstar2.doctor.gpu_check.tools.model import CONTEXT, random_model
     from rstar2.processes import free_port
     from rstar2.serve.vllm import find_vllm, install_hint, vllm_python
@@ -62,23 +62,25 @@ def run(settings: Settings) -> Measured:
         words += ["--kv-gib", "1", "--", "--enforce-eager", "--dtype", "float32"]
     else:
         words += ["--tp", "1", "--replicas", "1"]
-    seen = Measured()
-    seen.add("vLLM", f"{vllm.distribution} {vllm.version}")
+    measurements = Measurements()
+    measurements.add("vLLM", f"{vllm.distribution} {vllm.version}")
     with commands.started(settings, CHECK.name, words) as process:
         url = f"http://127.0.0.1:{port}"
         begun_at = time.monotonic()
-        _wait_until_it_answers(settings, process, url, seen)
-        seen.add("seconds until it answers", time.monotonic() - begun_at, "s")
-        asyncio.run(_measure(settings, model, url, seen))
+        _wait_until_it_answers(settings, process, url, measurements)
+        measurements.add("seconds until it answers", time.monotonic() - begun_at, "s")
+        asyncio.run(_measure(settings, model, url, measurements))
     speeds = (
-        f"{each.value:,.0f} {each.unit}, {each.name}" for each in seen.numbers if each.unit == "tokens/s"
+        f"{each.value:,.0f} {each.unit}, {each.name}"
+        for each in measurements.numbers
+        if each.unit == "tokens/s"
     )
-    seen.summary = "; ".join(["a forced tool call was parsed and run", *speeds])
-    return seen
+    measurements.summary = "; ".join(["a forced tool call was parsed and run", *speeds])
+    return measurements
 
 
 def _wait_until_it_answers(
-    settings: Settings, process: subprocess.Popen[bytes], url: str, seen: Measured
+    settings: Settings, process: subprocess.Popen[bytes], url: str, measurements: Measurements
 ) -> None:
     """Wait until the server answers.
 
@@ -88,11 +90,11 @@ def _wait_until_it_answers(
 
     while not answers(url):
         if (code := process.poll()) is not None:
-            raise commands.command_failed(settings, CHECK.name, "serve", code, seen)
+            raise commands.command_failed(settings, CHECK.name, "serve", code, measurements)
         time.sleep(POLL_S)
 
 
-async def _measure(settings: Settings, model: Path, url: str, seen: Measured) -> None:
+async def _measure(settings: Settings, model: Path, url: str, measurements: Measurements) -> None:
     from rstar2.engines.vllm import VLLMEngine
     from rstar2.loop.turns import tags
     from rstar2.loop.turns.choose import load_codec
@@ -103,10 +105,10 @@ async def _measure(settings: Settings, model: Path, url: str, seen: Measured) ->
     forced = {"structured_outputs": {"choice": [text]}}
     free, forcing = VLLMEngine(url), VLLMEngine(url, stop_token_ids=[codec.end_id], more=forced)
     try:
-        await _add_speeds(settings, free, prompt, seen)
+        await _add_speeds(settings, free, prompt, measurements)
         name = (await free.served()).model
-        await _check_parser(url, name, codec, forced, seen)
-        await _check_loop(settings, FirstForced(forcing, free), codec, prompt, seen)
+        await _check_parser(url, name, codec, forced, measurements)
+        await _check_loop(settings, FirstForced(forcing, free), codec, prompt, measurements)
     finally:
         await free.aclose()
         await forcing.aclose()
@@ -119,7 +121,9 @@ def _call() -> str:
     return tags.call_text(NAME, {"code": CODE, "input": ""})
 
 
-async def _add_speeds(settings: Settings, engine: VLLMEngine, prompt: Sequence[int], seen: Measured) -> None:
+async def _add_speeds(
+    settings: Settings, engine: VLLMEngine, prompt: Sequence[int], measurements: Measurements
+) -> None:
     from rstar2.loop.engine import Sampling
 
     on_gpu = settings.device == "cuda"
@@ -129,7 +133,7 @@ async def _add_speeds(settings: Settings, engine: VLLMEngine, prompt: Sequence[i
         for rate in [await _rate(engine, prompt, count, Sampling(1.0, max_tokens=tokens)) for _ in range(2)][
             1:
         ]:
-            seen.add(f"speed with {count} in flight", rate, "tokens/s")
+            measurements.add(f"speed with {count} in flight", rate, "tokens/s")
 
 
 async def _rate(engine: VLLMEngine, prompt: Sequence[int], count: int, sampling: Sampling) -> float:
@@ -140,7 +144,7 @@ async def _rate(engine: VLLMEngine, prompt: Sequence[int], count: int, sampling:
 
 
 async def _check_parser(
-    url: str, name: str, codec: ChatCodec, forced: dict[str, Any], seen: Measured
+    url: str, name: str, codec: ChatCodec, forced: dict[str, Any], measurements: Measurements
 ) -> None:
     """Raise CheckFailed if the server's tool parser does not find the call in the forced text."""
     import httpx
@@ -159,12 +163,12 @@ async def _check_parser(
     answer.raise_for_status()
     message = answer.json()["choices"][0]["message"]
     calls = [each["function"] for each in message.get("tool_calls") or []]
-    found = [(each["name"], json.loads(each["arguments"]).get("code")) for each in calls]
-    if found != [(NAME, CODE)]:
+    parsed_calls = [(each["name"], json.loads(each["arguments"]).get("code")) for each in calls]
+    if parsed_calls != [(NAME, CODE)]:
         raise CheckFailed(
-            f"vLLM was forced to write a tool call, but its parser found {found}; its answer was {message}",
+            f"vLLM was forced to write a tool call, but its parser found {parsed_calls}; its answer was {message}",
             "Report this with the version of vLLM.",
-            seen,
+            measurements,
         )
 
 
@@ -190,7 +194,11 @@ class FirstForced:
 
 
 async def _check_loop(
-    settings: Settings, engine: FirstForced, codec: ChatCodec, prompt: Sequence[int], seen: Measured
+    settings: Settings,
+    engine: FirstForced,
+    codec: ChatCodec,
+    prompt: Sequence[int],
+    measurements: Measurements,
 ) -> None:
     """Raise CheckFailed if the agent loop does not read the call from the tokens, or the judge does not run it."""
     from rstar2.judge.client import JudgeClient
@@ -209,13 +217,13 @@ async def _check_loop(
                 limits=Limits(max_turns=2, max_tokens=256),
                 sampling=Sampling(1.0),
             )
-        seen.add("isolation of the judge", judge.isolation)
+        measurements.add("isolation of the judge", judge.isolation)
     calls = [(call.status, call.output.strip()) for call in trace.calls]
     if calls != [("ok", OUTPUT)]:
         raise CheckFailed(
             f"the model was forced to call {CODE!r}, but the calls were {calls}; its turn was {trace.turns[0].text!r}",
             "Report this with the versions.",
-            seen,
+            measurements,
         )
 
 

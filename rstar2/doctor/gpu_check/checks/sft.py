@@ -7,7 +7,7 @@ import shutil
 from itertools import islice
 from pathlib import Path
 
-from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, Settings
+from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measurements, Settings
 from rstar2.doctor.gpu_check.tools import commands
 from rstar2.doctor.gpu_check.tools.device import torch_device
 
@@ -17,7 +17,7 @@ MOST_OFF = 0.02
 """Maximum relative difference between the loss of `rstar2 sft` and the loss that transformers computes."""
 
 
-def run(settings: Settings) -> Measured:
+def run(settings: Settings) -> Measurements:
     from rstar2.doctor.gpu_check.tools import training
     from rstar2.doctor.gpu_check.tools.model import random_model
     from rstar2.model_shape import read_shape
@@ -32,23 +32,25 @@ def run(settings: Settings) -> Measured:
     words = training.sft_words(settings, folder, data, CONVERSATIONS, MAX_TOKENS)
     commands.run(settings, CHECK.name, words)
     [step] = sft_metrics(folder).values()
-    seen = Measured()
+    measurements = Measurements()
     loss, expected = float(step["train/loss"]), _expected_loss(settings, model, data)
-    seen.add("loss of the trainer", loss, "nats")
-    seen.add("loss of transformers in fp32", expected, "nats")
-    seen.add("norm of the gradient", float(step["train/grad_norm"]))
+    measurements.add("loss of the trainer", loss, "nats")
+    measurements.add("loss of transformers in fp32", expected, "nats")
+    measurements.add("norm of the gradient", float(step["train/grad_norm"]))
     recipe = SftRecipe.model_validate(load_config(folder)[1]["recipe"])
     planned = sft_memory(read_shape(model), recipe, lengths)
-    training.add_memory(seen, settings, step["perf/max_memory_allocated_gb"], planned.expected_update_total)
+    training.add_memory(
+        measurements, settings, step["perf/max_memory_allocated_gb"], planned.expected_update_total
+    )
     shutil.rmtree(folder / "checkpoints")
     if not abs(loss / expected - 1) <= MOST_OFF:
         raise CheckFailed(
             f"the trainer's loss is {loss:.4f}, but transformers in fp32 says {expected:.4f}",
             "See the check `attention`, and try another hardware.attention.",
-            seen,
+            measurements,
         )
-    seen.summary = f"loss {loss:.4f}, transformers in fp32 {expected:.4f}"
-    return seen
+    measurements.summary = f"loss {loss:.4f}, transformers in fp32 {expected:.4f}"
+    return measurements
 
 
 def _write_conversations(path: Path, model: Path) -> list[int]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, NotRun, Settings
+from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measurements, NotRun, Settings
 from rstar2.doctor.gpu_check.sizes import SIZES, TINY, Size, largest, planned_tensors
 from rstar2.doctor.gpu_check.tools.device import (
     free_bytes,
@@ -40,56 +40,60 @@ FAR = 0.25
 """If the measured memory differs from the plan by more than this share, the user is asked to report it."""
 
 
-def run(settings: Settings) -> Measured:
+def run(settings: Settings) -> Measurements:
     device = torch_device(settings)
     in_place = settings.device == "cuda" and find_spec("flash_attn") is not None
     logits = IN_PLACE if in_place else COPIES
     size, tokens = _fitting(settings, logits)
-    seen = Measured()
-    seen.add("model", f"random Qwen3, {size.name}")
-    seen.add("parameters", size.shape.parameters)
-    seen.add("tokens of an update", tokens)
-    seen.add("loss", "flash-attn, in place" if in_place else "PyTorch")
+    measurements = Measurements()
+    measurements.add("model", f"random Qwen3, {size.name}")
+    measurements.add("parameters", size.shape.parameters)
+    measurements.add("tokens of an update", tokens)
+    measurements.add("loss", "flash-attn, in place" if in_place else "PyTorch")
     with _process_group(settings):
         seconds, losses = _updates(settings, size, tokens, device, in_place)
-    seen.add("loss of the first update", losses[0], "nats")
-    seen.add("loss of the last update", losses[-1], "nats")
+    measurements.add("loss of the first update", losses[0], "nats")
+    measurements.add("loss of the last update", losses[-1], "nats")
     peak, planned = (
         peak_bytes(settings),
         planned_tensors(size, settings.device, tokens, _planned_logits(settings, logits)),
     )
-    seen.add("peak memory", peak / GIB, "GiB", planned / GIB)
+    measurements.add("peak memory", peak / GIB, "GiB", planned / GIB)
     rate = tokens / seconds
-    seen.add("speed of an update", rate, "tokens/s")
+    measurements.add("speed of an update", rate, "tokens/s")
     # Forward, backward, and the forward pass that checkpointing repeats: 2 + 4 + 2 operations per parameter.
     per_s = 8 * size.shape.parameters * rate
-    seen.add("computing", per_s / 1e12, "TFLOP/s")
+    measurements.add("computing", per_s / 1e12, "TFLOP/s")
     if published := published_speed():
         share = Assumptions().compute_share
-        seen.add("computing, as a share of the GPU's published speed", per_s / published, planned=share)
+        measurements.add(
+            "computing, as a share of the GPU's published speed", per_s / published, planned=share
+        )
     if not all(map(math.isfinite, losses)):
         raise CheckFailed(
-            f"the loss is not a number: {losses}", "Look at the check `attention`, and at the versions.", seen
+            f"the loss is not a number: {losses}",
+            "Look at the check `attention`, and at the versions.",
+            measurements,
         )
     if not losses[-1] < losses[0]:
         raise CheckFailed(
             f"{len(losses)} updates on the same tokens did not lower the loss: {losses}",
             "Look at the check `attention`, and at the versions.",
-            seen,
+            measurements,
         )
     ratio = peak / planned
     if abs(ratio - 1) > FAR:
-        seen.notes.append(
+        measurements.notes.append(
             f"The plan is far off here: measured is {ratio:.2f} times planned. Please report it."
         )
-    seen.notes.append(
+    measurements.notes.append(
         "Planned is what PyTorch allocates: `rstar2 plan` adds CUDA itself and a sleeping engine."
         if settings.device == "cuda"
         else "On a CPU, memory is that of the whole process."
     )
-    held = f"peak {peak / GIB:.1f} GiB, {ratio:.2f} times the plan"
-    seen.summary = f"{size.name}, {tokens:,} tokens: {held}; {rate:,.0f} tokens/s"
-    return seen
+    memory = f"peak {peak / GIB:.1f} GiB, {ratio:.2f} times the plan"
+    measurements.summary = f"{size.name}, {tokens:,} tokens: {memory}; {rate:,.0f} tokens/s"
+    return measurements
 
 
 def _planned_logits(settings: Settings, logits: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rstar2.doctor.gpu_check.check import CheckFailed, Measured, Settings
+from rstar2.doctor.gpu_check.check import CheckFailed, Measurements, Settings
 from rstar2.processes import start_bound, stop_group
 from rstar2.supervision.logs import tail
 
@@ -50,7 +50,7 @@ def run(settings: Settings, name: str, words: Sequence[str]) -> None:
 
 
 def command_failed(
-    settings: Settings, name: str, verb: str, code: int, measured: Measured | None = None
+    settings: Settings, name: str, verb: str, code: int, measured: Measurements | None = None
 ) -> CheckFailed:
     """Returns the CheckFailed for a command whose exit code is not 0. The exception has the error and the hint that the
     command printed.

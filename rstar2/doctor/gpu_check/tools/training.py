@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rstar2.doctor.gpu_check.check import Measured, Settings
+from rstar2.doctor.gpu_check.check import Measurements, Settings
 from rstar2.doctor.gpu_check.tools.device import free_bytes, total_bytes
 from rstar2.doctor.gpu_check.tools.model import SEED, TOKENS, random_model
 from rstar2.machine import GIB, gpu_kind
@@ -94,14 +94,14 @@ def _engine_share(settings: Settings) -> float:
     return math.floor(100 * ENGINE_SHARE * free_bytes(settings) / total_bytes(settings)) / 100
 
 
-def add_memory(seen: Measured, settings: Settings, held_gib: float, planned: int) -> None:
+def add_memory(measurements: Measurements, settings: Settings, peak_memory_gib: float, planned: int) -> None:
     """Add the trainer's peak memory, with the plan's figure for the update."""
     # PyTorch's figure does not include the memory of CUDA and of a sleeping engine.
     allocated = planned - (ASLEEP if settings.device == "cuda" else 0)
-    seen.add("trainer's peak memory", held_gib, "GiB", allocated / GIB)
+    measurements.add("trainer's peak memory", peak_memory_gib, "GiB", allocated / GIB)
 
 
-def add_agreement(seen: Measured, steps: Sequence[Metrics]) -> list[str]:
+def add_agreement(measurements: Measurements, steps: Sequence[Metrics]) -> list[str]:
     """Add the differences between the engine's and the trainer's probabilities. Returns a sentence for each step in
     which these probabilities differ too much.
     """
@@ -118,9 +118,9 @@ def add_agreement(seen: Measured, steps: Sequence[Metrics]) -> list[str]:
     }
     for name, (metric, worst) in metrics.items():
         if values := [step[metric] for step in steps if metric in step]:
-            seen.add(name, float(worst(values)))
+            measurements.add(name, float(worst(values)))
     kls = [float(step.get("rollout_corr/kl", math.nan)) for step in steps]
-    seen.add("KL of engine and trainer, worst step", max(kls, key=abs), "nats/token")
+    measurements.add("KL of engine and trainer, worst step", max(kls, key=abs), "nats/token")
     return [
         f"in step {number} of these steps, engine and trainer differ by {kl:.2g} nats per token, more than {AGREEMENT}"
         for number, kl in enumerate(kls, 1)
