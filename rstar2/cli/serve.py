@@ -49,7 +49,7 @@ Port = Annotated[
             "rstar2 serve runs/demo --python .venv-vllm/bin/python",
         ),
         ("with further arguments for vLLM", "rstar2 serve runs/demo -- --enforce-eager --dtype bfloat16"),
-        ("print the commands of the servers, start nothing", "rstar2 serve runs/demo --print-command"),
+        ("print the command, start nothing", "rstar2 serve runs/demo --print-command"),
         ("chat with the served model", "rstar2 chat --url http://127.0.0.1:8000"),
     ),
 )
@@ -154,7 +154,11 @@ def run(
         bool, typer.Option("--detach", help="Run in the background; return as soon as the server answers.")
     ] = False,
     print_command: Annotated[
-        bool, typer.Option("--print-command", help="Print the commands of the servers and exit.")
+        bool,
+        typer.Option(
+            "--print-command",
+            help="Print the command of each process that `serve` would start, and start nothing.",
+        ),
     ] = False,
 ) -> None:
     """Serve a model, or the agent with its tools, over an OpenAI-compatible HTTP API.

@@ -317,7 +317,7 @@ def _installed_vllm(python: str, without_vllm: bool, notes: list[str]) -> VLLM:
             missing,
             f"{install_hint()}\nOr serve the agent without vLLM, slowly: --with-tools --engine transformers.",
         )
-    notes.append(f"{missing}; these are the commands for {distribution_here()}")
+    notes.append(f"{missing}; the printed command is for {distribution_here()}")
     return VLLM(python, distribution_here(), "")
 
 

@@ -54,6 +54,7 @@ MODELS = (
     "Qwen3-4B",
     "models/smollm2",
     PUBLISHED,
+    "models/rStar2-Agent-14B-FP8",
     "runs/demo/base",
     *(f"runs/demo/{stage}/model" for stage in ("sft", "stage1", "stage2", "stage3")),
     "runs/sft/model",
