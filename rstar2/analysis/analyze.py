@@ -397,7 +397,7 @@ def _entropy_steps(sets: list[_Set]) -> Table:
 
 def _arms(sets: list[_Set]) -> Table:
     """Compares every two sets of traces that have the same name but different arms (`TraceSet.arm`). A row has the
-    value in the first set, the value in the second set, and the difference of these values.
+    values in the first and the second set, and their difference.
     """
     rows: list[Row] = []
     for place, a in enumerate(sets):

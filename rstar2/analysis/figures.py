@@ -30,8 +30,7 @@ _TITLE_CHARS = 68
 _TITLE_POINTS = 10.0
 """Font size of a title with one or two lines. A longer title has a smaller font, so that it fits above the axes."""
 _TITLE_HEIGHT = 20.0
-"""Height of a title in points. Each line is 1.2 times its font size high, except the first line, which is 0.8 times its
-font size high.
+"""Height of a title in points. The height of a line is 1.2 times its font size, but 0.8 times for the first line.
 """
 
 

@@ -227,8 +227,8 @@ class Uncertainty:
         ]
 
     def summary(self) -> Row:
-        """The mean entropy with its interval, the mean gap between bounds, k for replies to calls that succeeded, and k
-        for replies to calls that failed.
+        """The mean entropy with its interval, the mean gap between bounds, and k for replies to calls that succeeded
+        and to calls that failed.
         """
         every = self.sums.estimate("all")
         gap = number(self.sums.estimate("gap").value)

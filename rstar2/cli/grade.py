@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Rule = Literal["paper", "boxed", "release", "lenient"]
 
 MAX_FAULTS = 5
-"""At most this many rows that cannot be graded are printed, and at most this many verdicts that are not confirmed."""
+"""Maximum number of printed rows of each kind: rows that cannot be graded, and verdicts that are not confirmed."""
 
 EPILOG = examples(
     ("grade a file, and write the verdicts to another", "rstar2 grade outputs.jsonl --output graded.jsonl"),

@@ -324,7 +324,7 @@ def logs(
     lines: common.LogLines = 20,
     follow: common.FollowLogs = False,
 ) -> None:
-    """Show the logs of the server that is running on this machine, or with --port of the last server on that port."""
+    """Show the logs of the running server. With --port, show those of the last server on that port."""
     from rstar2.serve.state import one_server, server_folder
 
     folder = server_folder(port if port is not None else one_server(None).port) / "logs"

@@ -1,9 +1,9 @@
 """Records how requests were adapted to a model's server: request fields that the server refused, and the server's cap
 on the tokens of a reply.
 
-Each adaptation is printed and written to `adaptations.json` in the run's folder as soon as it happens, and each
-adaptation becomes an entry of results.json. A later start reads `adaptations.json` first, because earlier starts, even
-if they were killed, made samples under the adaptations in this file.
+Each adaptation is printed and written to `adaptations.json` in the run's folder as soon as it happens, and becomes an
+entry of results.json. A later start reads `adaptations.json` first, because earlier starts, even if they were killed,
+made samples under the adaptations in this file.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Incomplete:
     samples: int
     """Number of samples that the run has."""
     missing: int | None
-    """Number of missing samples. None if the run was killed before it had written the number of missing samples."""
+    """Number of missing samples. None if the run was killed before it had written this number."""
     failed: dict[str, int]
     """Number of missing samples that failed, by cause. All other missing samples were never made."""
 

@@ -83,8 +83,8 @@ def conflict(
 def unknown_fields(version_text: str | None) -> Literal["ignore"] | None:
     """Returns pydantic's `extra` setting for a request: "ignore" if the client names a later minor version.
 
-    Returns None if the client names no later minor version, so that the request keeps its own setting, which forbids
-    unknown fields. A client that names no version is not an rstar2 client but was written by a user.
+    In all other cases returns None. The request then keeps its own setting, which forbids unknown fields. A client that
+    names no version is not an rstar2 client but was written by a user.
     """
     version = ProtocolVersion.parse(version_text or "")
     is_later = version is not None and version.major == PROTOCOL.major and version.minor > PROTOCOL.minor

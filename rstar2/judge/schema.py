@@ -28,8 +28,8 @@ ISOLATION_ORDER: tuple[Isolation, ...] = ("none", "landlock", "strict")
 MAX_CODE_BYTES = 1 << 20
 MAX_STDIN_BYTES = 32 << 20
 MAX_OUTPUT_BYTES = 1 << 20
-"""A result contains at most this many bytes of a program's stdout, and at most this many bytes of its stderr. Output
-beyond this limit is dropped, and `stdout_truncated` or `stderr_truncated` is True."""
+"""Maximum number of bytes of a program's stdout, and of its stderr, in a result. Output beyond this limit is dropped,
+and `stdout_truncated` or `stderr_truncated` is True."""
 MAX_OUTPUT_JSON_BYTES = 2 * MAX_OUTPUT_BYTES
 """Maximum number of bytes that a program's stdout, or its stderr, may take as JSON. Only output with many control
 characters such as NUL reaches this limit, because a control character takes six bytes as JSON."""

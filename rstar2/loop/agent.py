@@ -60,8 +60,8 @@ class Limits:
 def checked_calls(calls: Sequence[WrittenCall], fmt: Format) -> list[ToolCall | tuple[str, dict[str, Any]]]:
     """Check the calls of a turn, in order, up to the number of calls that the format allows.
 
-    Returns (name, arguments) for each call that can run, and a failed `ToolCall` for each call that cannot run.
-    Arguments that are not in the tool's schema are left out, because the tool does not read them.
+    Returns (name, arguments) for each call that can run, and a failed `ToolCall` for each other call. Arguments that
+    are not in the tool's schema are left out, because the tool does not read them.
     """
     return [checked_call(call, fmt) for call in calls[: fmt.calls_per_turn]]
 

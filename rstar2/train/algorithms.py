@@ -82,8 +82,7 @@ _DR_GRPO: dict[str, Any] = {
     f"{_ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
 }
 _EACH_ROLLOUT: dict[str, Any] = {f"{_ACTOR}.loss_agg_mode": "seq-mean-token-mean"}
-"""VERL's keys for a loss in which all rollouts have the same weight, and all tokens within a rollout have the same
-weight."""
+"""VERL's keys for a loss in which all rollouts have the same weight, and so have all tokens within a rollout."""
 
 
 def _dppo(divergence: str) -> dict[str, Any]:

@@ -158,8 +158,7 @@ def may_be_chosen(recipe: SftRecipe, steps: int) -> list[int]:
 
 
 def best_so_far(recipe: SftRecipe, folder: Path, steps: int) -> int | None:
-    """Returns the best measured step that has a model or a checkpoint, or None if no measured step has a model or a
-    checkpoint yet."""
+    """Returns the best measured step that has a model or a checkpoint, or None if there is no such step yet."""
     ranked = _ranked(recipe, measurements(folder), steps)
     return next((each.step for each in ranked if _can_be_returned(folder, each.step)), None)
 

@@ -250,8 +250,7 @@ class Pipeline:
     def _sampling_progress(self, row: str, timer: PhaseTimer, text: Callable[[Progress], str]) -> OnProgress:
         """Returns a callback that shows the progress of sampling, and measures the time that sampling takes.
 
-        Only the time in which new samples are made counts as evaluation time, not the time in which old samples are
-        read.
+        Only making new samples counts as evaluation time, not reading old ones.
         """
         counted_s = 0.0
 

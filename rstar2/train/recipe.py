@@ -209,9 +209,9 @@ class GroupSettings(Strict):
     change the weights of problems in the loss. `algorithm.loss_weights` = "problems" undoes most of this change
     (docs/results/rounds.md)."""
     enough: int | None = Field(None, ge=1)
-    """This key has an effect only if `round` is set. A group is mixed when at least this many rewards are above 0 and
-    at least this many rewards are not above 0. The default is 2 rewards of each kind. With a value of 1, a selection
-    that keeps half of the group may choose only rollouts with equal rewards, and then the group is dropped."""
+    """This key has an effect only if `round` is set. A group is mixed when at least this many rewards are above 0, and
+    at least this many are not. The default is 2 rewards of each kind. With a value of 1, a selection that keeps half of
+    the group may choose only rollouts with equal rewards, and then the group is dropped."""
     solved_after: int | None = Field(None, ge=1)
     """This key has an effect only if `round` is set. A group whose rewards are all above 0 stops after the round in
     which it reaches this many rewards. By default, a group whose rewards are all above 0 stops after the first round.

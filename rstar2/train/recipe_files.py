@@ -140,8 +140,8 @@ def stage_recipes(
     """Assembles the recipes of several stages with `stage_recipe`, and checks that the stages can follow each other.
 
     An override of the form `stage2.a.b=c` changes stage 2 only. A stage starts from the model of the stage before, so
-    each stage must have the format of the stage before. A stage that continues the optimizer must also have the same
-    learning rate, weight decay and number of ranks, because VERL cannot change these values.
+    both must have the same format. A stage that continues the optimizer must also have the same learning rate, weight
+    decay and number of ranks, because VERL cannot change these values.
 
     Raises:
         UserError: `stage_recipe` raises UserError, an override names a stage that is not run, or two stages do not

@@ -64,7 +64,7 @@ class RunTraces:
     """The trace files of a run."""
 
     files: tuple[Path, ...]
-    """The trace files that are read for conversations."""
+    """The trace files from which conversations are made."""
     measured: dict[Path, str]
     """The files with traces of problems on which models are evaluated, each with a name for these problems. A file that
     the user named is also in `files`. A file that the user did not name is left out."""
@@ -188,8 +188,8 @@ class _TraceOrigin(Origin):
 
 
 def _model_of(run: Path, files: Sequence[Path]) -> Path:
-    """Returns the model that wrote a run's traces: the model that the results beside the traces name, or the model that
-    the run trains."""
+    """Returns the model that wrote a run's traces: the one that the results beside the traces name, or else the one
+    that the run trains."""
     hint = "Name it with --model: the folder of the model that wrote the traces."
     folder = run if run.is_dir() else run.parent
     for results in (file.with_name("results.json") for file in files):

@@ -36,8 +36,7 @@ class Rounds:
     most: int
     """Number of rollouts of a full group (`rollout.rollouts`)."""
     enough: int
-    """A group is mixed if it has at least this many rewards above 0 and at least this many rewards that are not above
-    0."""
+    """A group is mixed if at least this many rewards are above 0, and at least this many are not."""
     solved_after: int
     """A group is solved if it has at least this many rewards and all of its rewards are above 0."""
     hopeless_after: int

@@ -124,8 +124,8 @@ def decide(steps: Mapping[int, Metrics], rules: RuleSettings, saved: Collection[
 
 
 def _fallen(values: Mapping[int, float], rules: RuleSettings) -> str:
-    """Returns a sentence that says how far the measure has fallen, or an empty text if the measure has fallen by less
-    than `rules.fall`."""
+    """Returns a sentence that says how far the measure has fallen, or an empty text if it has fallen by less than
+    `rules.fall`."""
     highest, value = max(values.values()), [*values.values()][-1]
     if not rules.fall or highest - value < rules.fall - _EQUAL:
         return ""
@@ -151,8 +151,8 @@ def _flat(values: Mapping[int, float], rules: RuleSettings) -> str:
 
 
 def best_measured(steps: Mapping[int, Metrics], saved: Collection[int]) -> int | None:
-    """Returns the step with the highest held-out accuracy among the steps in `saved`, or None if the accuracy was
-    measured at none of the steps in `saved`.
+    """Returns the step in `saved` with the highest held-out accuracy, or None if the accuracy was measured at none of
+    them.
 
     If several steps are equally good, the earliest of them is returned.
     """
@@ -193,8 +193,8 @@ class StageRules:
             self._warn(f"step {number}: {decision.text}")
 
     def needed_steps(self) -> list[int]:
-        """Returns the step whose checkpoint must not be removed, because a rule went back to this checkpoint, or would
-        go back to this checkpoint if the rule acted now."""
+        """Returns the step whose checkpoint must not be removed, because a rule went back to it, or would do so if the
+        rule acted now."""
         if not self._rules.may_go_back:
             return []
         decided = self.decision.model_step if self.decision else None

@@ -1,4 +1,4 @@
-"""Splits encoded conversations into a part on which SFT trains and a part on which SFT measures the validation loss.
+"""Splits encoded conversations into a part for training and a part for the validation loss.
 
 No conversation of one part asks nearly the same question as a conversation of the other part
 (`rstar2.train.encoding.groups_of`).
@@ -94,8 +94,8 @@ def _usable(recipe: SftRecipe, data: EncodedData) -> tuple[Numbers, int, int]:
     """Applies the recipe's token limit.
 
     Returns:
-        The indices of the conversations that can be used, the number of conversations that are too long, and the number
-        of conversations that would have no token to train on after they are cut.
+        The indices of the conversations that can be used, and two numbers: the conversations that are too long, and
+        those that would have no token to train on after they are cut.
     """
     long = data.lengths > recipe.max_tokens
     if recipe.too_long == "drop":

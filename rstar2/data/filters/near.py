@@ -157,8 +157,7 @@ def near_duplicates(rows: Candidates, near: Near, scratch: Path) -> Iterator[Dro
 def _pairs(bands: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """Returns the pairs (earlier, later) of indices of rows that share a band, shape (P, 2), sorted by the later row.
 
-    In each band, a row is paired with the first row that has the same key, and with the previous row that has the same
-    key.
+    In each band, a row is paired with the first and with the previous row that has the same key.
     """
     pairs = np.empty((0, 2), dtype=np.int64)
     for band in bands:

@@ -160,9 +160,9 @@ def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
 
 
 def _sides(mark: re.Match[str]) -> tuple[str | None, str | None]:
-    """Returns the kind of output that a mark opens, and the kind of output that the mark closes.
+    """Returns the kinds of output that a mark opens and closes.
 
-    The first kind is None if the mark opens no output, and the second is None if the mark closes no output.
+    A kind is None if the mark opens, or closes, no output.
     """
     if mark["fence"]:
         return (_FENCE if mark["label"] in _OUTPUT_LABELS else None), (None if mark["label"] else _FENCE)

@@ -227,8 +227,8 @@ def _inspect(harness: Harness) -> dict[str, Any]:
 def isolated(more: dict[str, str]) -> dict[str, str]:
     """The environment variables for a harness's program, which may run code that a model wrote.
 
-    The program gets the variables in `more`, and the environment variables of this process without the grader's secret
-    and without the variables that configure our own Python.
+    The program gets the variables in `more` and those of this process, except for the grader's secret and the variables
+    that configure our own Python.
     """
     inherited = {
         name: value

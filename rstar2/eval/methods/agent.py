@@ -142,8 +142,7 @@ class AgentMethod:
         return trace.model_copy(update={"problem": text, "gold": gold})
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Returns the trace with two verdicts: one for the answer that the benchmark's reading rule finds, and one for
-        the answer that the paper's reading rule finds."""
+        """Returns the trace with two verdicts: by the benchmark's reading rule, and by the paper's."""
         part, read_by = benchmark_part(trace)
         verdict = await self.verdict(trace, problem, part)
         paper = part_to_grade(trace, "paper")

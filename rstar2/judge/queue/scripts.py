@@ -107,8 +107,8 @@ KEYS: the Redis keys OUTCOMES, TASKS and WORKERS of `tasks`, then for each resul
 ARGV: the consumer group, seconds after which results expire, maximum length of a result that is published with its
 notice, the channel `done`, NO_FINGERPRINT, then entry, id, result, outcome, queue_s and wall_s of each result.
 Returns a list in which names and numbers alternate. `stored` is the number of results that were stored. A result is
-dropped instead of stored if its task was cancelled or already has a result. `unfinished` is the number of programs in
-the queue, and `workers` is the number of workers of the queue.
+dropped instead of stored if its task was cancelled or already has a result. `unfinished` and `workers` are the
+numbers of the queue's programs and workers.
 """
 
 STATES = """

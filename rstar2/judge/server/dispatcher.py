@@ -31,7 +31,7 @@ REDIS_SHARE = 0.75
 LONGEST_RETRY_AFTER_S = 10.0
 """Maximum number of seconds in the header `Retry-After`."""
 MAX_BATCH = 256
-"""One exchange with Redis enqueues at most this many programs, and cancels at most this many programs."""
+"""Maximum number of programs that one exchange with Redis enqueues, and that it cancels."""
 COMMAND_BYTES = 32 << 20
 """Maximum number of bytes in a command to Redis that contains more than one program. Redis accepts at most 1 GiB."""
 SWEEP_S = 3.0
@@ -120,7 +120,7 @@ class PendingRun:
         self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The program's result as JSON. The future raises IdReused or QueueRefuses if the program was not queued."""
         self.waiters = 0
-        """Number of calls of `submit` that returned this run, minus the number of calls of `release` for this run."""
+        """Number of calls of `submit` that returned this run, minus its calls of `release`."""
         self.sent_at: float | None = None
         """Monotonic time at which Redis confirmed that it stored the program, or None if Redis has not confirmed this
         yet."""

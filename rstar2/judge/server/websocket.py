@@ -112,8 +112,7 @@ class StreamConnection:
         """Total number of characters of `responses`."""
         self.has_responses = asyncio.Event()
         self.may_read = asyncio.Event()
-        """This event is set while the next request may be read, because few responses are unread or the client is
-        gone."""
+        """This event is set while the next request may be read: few responses are unread, or the client is gone."""
         self.may_read.set()
 
     def handle_message(self, text: str) -> str | None:

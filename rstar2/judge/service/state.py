@@ -8,8 +8,8 @@ from rstar2.judge.service.settings import JudgeHandle
 from rstar2.supervision.state import StateFile, end_module, runs_module, state_folder
 
 SUPERVISORS = ("rstar2.judge.service.supervisor", "rstar2.judge.supervisor")
-"""Module names of the supervisor. Up to version 0.1.0, rstar2 used the second name, and a running judge of such a
-version must still be found."""
+"""Module names of the supervisor. Up to version 0.1.0, rstar2 used the second name, and a judge of such a version that
+is still running must be found."""
 END_S = 30.0
 
 
@@ -19,7 +19,8 @@ def state_file() -> StateFile[JudgeHandle]:
 
 
 def read_state() -> JudgeHandle | None:
-    """Returns the judge in the state file, or None if it does not run. Raises UserError if the file cannot be read."""
+    """Returns the judge that the state file names, or None if it does not run. Raises UserError if the file cannot be
+    read."""
     judge = state_file().read()
     return judge if judge is not None and runs_module(judge.pid, *SUPERVISORS) else None
 

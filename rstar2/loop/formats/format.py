@@ -50,7 +50,7 @@ class Format(Strict):
     system: str | None = None
     """The system text, in which `{tools}` is replaced by the schemas of the tools, one per line.
 
-    If `system` is None, the template writes its default system text, if the template has such a text.
+    If `system` is None, the template writes its default system text, if it has one.
     """
     user: str = "{problem}"
     """The user text, in which `{problem}` is replaced by the problem."""

@@ -12,7 +12,7 @@ _TEXTS = ('print("6" * 7, \'it\\\'s <b>&amp;</b> π → 字\')\nx = {"a": [1, 2]
 """Programs with quotes, tags and Unicode.
 
 The programs do not end in a line break. Families that write values between tags (Qwen3.5, GLM, MiniMax, Nemotron) drop
-a final line break, while families that write JSON (Qwen3, Llama) keep a final line break.
+a final line break, while families that write JSON (Qwen3, Llama) keep it.
 """
 _THOUGHT, _ANSWER, _REPLY = "I ask Python: <b>6</b> 字 π?", "It is \\boxed{42}.", "42 π"
 

@@ -42,7 +42,7 @@ def assumptions_of(steps: Sequence[Metrics]) -> Assumptions:
     """Returns the assumptions from a stage's steps. An assumption gets its default if no step has measured it."""
 
     def measured(*metrics: str) -> list[tuple[float, ...]]:
-        """Returns the values of the named metrics for each step that has all of the named metrics."""
+        """Returns the values of the named metrics for each step that has all of them."""
         rows = (tuple(float(step.get(metric, math.nan)) for metric in metrics) for step in steps)
         return [values for values in rows if all(map(math.isfinite, values))]
 

@@ -170,7 +170,7 @@ def solved_file(path: Path, recipe: StageRecipe | None) -> Path:
 
     Args:
         path: the file, or a folder that contains it.
-        recipe: the recipe of the stage that leaves out solved problems, or None if no stage leaves out solved problems.
+        recipe: the recipe of the stage that leaves out solved problems, or None if no stage does.
 
     Raises:
         UserError: the folder does not have exactly one file of verdicts or traces, the verdicts were made with another

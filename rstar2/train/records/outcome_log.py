@@ -40,7 +40,7 @@ PROBLEMS = {
 }
 """The metrics `rstar2/problems/…` of a step, each with a description."""
 Counts = dict[str, tuple[int, int]]
-"""For each problem, the number of its correct rollouts and the number of its rollouts with a verdict."""
+"""For each problem, the numbers of its correct rollouts and of its rollouts with a verdict."""
 
 
 @dataclass(frozen=True)

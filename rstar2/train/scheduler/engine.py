@@ -30,8 +30,8 @@ class Session:
     name: str
     group: str
     order: tuple[int, int]
-    """The key by which waiting sessions are sorted: the number of the first request of the session's group, then the
-    number of the session's own first request."""
+    """The key by which waiting sessions are sorted: the numbers of the first request of the session's group, and of the
+    session's own first request."""
     prompt: int
     """Number of tokens in the prompt of the session's first turn."""
     longest: int

@@ -41,8 +41,8 @@ class LengthModel:
         self._first = 0
         """The number of the oldest rollout in `_ends`."""
         self._ends: deque[int | None] = deque()
-        """For each rollout, in the order of their starts, the bin of the rollout's length, or None if the rollout has
-        not ended."""
+        """The bin of each rollout's length, or None for a rollout that has not ended, in the order in which rollouts
+        started."""
         self._counted = 0
         """Number of rollouts in the sample. The sample is the first part of `_ends`."""
         self._counts = np.zeros(BINS)

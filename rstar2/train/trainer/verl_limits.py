@@ -50,7 +50,7 @@ def queue_fault(prompts: int, rollouts: int, batches: float, verl: Mapping[str, 
     samples = int(batches * prompts * (1 + rollouts))
     if isinstance(room, int) and samples > room:
         return (
-            f"{samples:,} prompts and rollouts are under way at a time, but VERL's queue has room for {room:,}: lower "
+            f"VERL's queue would hold {samples:,} prompts and rollouts at a time, but has room for {room:,}: lower "
             f"rollout.prompts or rollout.rollouts, or set verl.{_QUEUED}={2 * samples}"
         )
     return ""

@@ -101,7 +101,7 @@ def _digest_of_rstar2() -> str | None:
 
 
 def _folder_fault(marker: Path) -> str:
-    """Returns why the run's folder cannot be read and written, or "" if the folder can be read and written."""
+    """Returns why the run's folder cannot be read and written, or "" if it can."""
     try:
         if marker.read_text(encoding="utf-8") != marker.name:
             raise OSError("another file is there")

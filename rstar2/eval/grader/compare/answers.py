@@ -123,8 +123,8 @@ class _Comparison:
 
     def __init__(self, family: str | None = None) -> None:
         self._family = family
-        """The letter that stands for every integer in both answers, so that k + 1 may replace k; None if no letter
-        stands for every integer."""
+        """The letter that stands for every integer in both answers, so that k + 1 may replace k; None if there is no
+        such letter."""
         self._facts: list[Fact] = []
         """The facts established so far by the comparison in progress."""
 

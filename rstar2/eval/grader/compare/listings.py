@@ -42,8 +42,7 @@ def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
 
 
 def unordered(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
-    """Whether both sequences have the same members, in any order. A member that occurs several times is treated like a
-    member that occurs once.
+    """Whether both sequences have the same members, in any order. Repetitions of a member are ignored.
 
     Raises NoValue if it cannot be verified whether the members are the same.
     """

@@ -25,8 +25,9 @@ _SIGKILL = 9
 class Cleaner:
     """The cleaner's process, and a socket to this process. Zygotes that are forked later use the same cleaner.
 
-    The cleaner is forked before the first program, because a program may use up the number of processes to which its
-    jail is limited. The methods of `Cleaner` raise wire.Closed if the cleaner's process has ended.
+    The cleaner is forked before the first program, because a program may start as many processes as its jail allows,
+    and the cleaner could then not be forked. The methods of `Cleaner` raise wire.Closed if the cleaner's process has
+    ended.
 
     Args:
         scratch: the folders to which programs may write.

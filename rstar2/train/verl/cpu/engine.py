@@ -69,8 +69,8 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     def forward_step(self, *args: Any, **kwargs: Any) -> Any:
         """Computes a micro-batch's loss and outputs, after freeing unused memory.
 
-        The rows of the previous micro-batch had other lengths, so the activations of the new micro-batch would not fit
-        into the memory blocks that the previous micro-batch left.
+        The rows of the previous micro-batch had other lengths, so the new activations would not fit into the memory
+        blocks that the old ones left.
         """
         free_unused()
         return super().forward_step(*args, **kwargs)

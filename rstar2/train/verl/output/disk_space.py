@@ -60,8 +60,8 @@ def _space_fault(
 
 
 def _checking_space(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `FSDPCheckpointManager.save_checkpoint`, so that either every rank raises an error before any rank writes,
-    or no rank raises an error."""
+    """Wraps `FSDPCheckpointManager.save_checkpoint`, so that either all ranks raise an error before any of them writes,
+    or none does."""
 
     @functools.wraps(original)
     def save(
