@@ -45,7 +45,7 @@ _WANDB_AWAY = re.compile(
     r"did not respond in time|process is not running|An error occurred while|time[d ]*out|onnect|HTTP (429|5\d\d)"
 )
 """Texts that the messages of W&B's client contain if the server did not answer. If the server refuses the key, the
-client's message is the server's message."""
+client passes on the server's message."""
 _NODE_CHECK = "rstar2.train.verl.node_check"
 
 

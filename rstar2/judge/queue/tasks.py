@@ -353,7 +353,7 @@ def _claim(from_consumer: str, to_consumer: str, count: int, *entries: str) -> C
 
 
 def return_task(task: Task, worker: str) -> Command:
-    """Puts a task back into the queue. The worker that has the task must not have started the task."""
+    """Puts a task back into the queue. Its worker must not have started it."""
     settings = (GROUP, state_key(""), NOBODY, worker)
     return ("EVAL", scripts.RETURN_TASK, 2, TASKS, RETURNED, *settings, task.entry)
 
