@@ -105,7 +105,7 @@ def effect(pass_rate: float, rounds: Rounds, keep: int) -> Effect:
     total: dict[str, float] = defaultdict(float)
     for (right, wrong), probability in ends(pass_rate, rounds).items():
         total["rollouts"] += probability * (right + wrong)
-        n_right, n_wrong = trained(right, wrong, rounds.kept(right + wrong, keep))
+        n_right, n_wrong = trained(right, wrong, rounds.max_trained(right + wrong, keep))
         if not (n_right and n_wrong):
             continue
         size = n_right + n_wrong
@@ -133,7 +133,7 @@ def outcome_table(rounds: Rounds, keep: int) -> str:
     for right in range(rounds.size + 1):
         wrong = rounds.size - right
         decision = rounds.decision([1.0] * right + [0.0] * wrong)
-        n_right, n_wrong = trained(right, wrong, rounds.kept(rounds.size, keep))
+        n_right, n_wrong = trained(right, wrong, rounds.max_trained(rounds.size, keep))
         chosen = (
             f"{n_right} + {n_wrong}" if n_right and n_wrong else "no rollout: the group gives no gradient"
         )

@@ -141,7 +141,7 @@ def test_what_a_kill_of_sft_costs() -> None:
         ),
         (
             ["rollout.prompts=4096"],
-            "135,168 prompts and rollouts are under way at a time, but VERL's queue has room for 100,000",
+            "VERL's queue would hold 135,168 prompts and rollouts at a time, but has room for 100,000",
             "verl.transfer_queue.backend.SimpleStorage.total_storage_size=270336",
         ),
     ],
