@@ -150,7 +150,7 @@ def _show(findings: list[Finding]) -> None:
     for finding in findings:
         missing = "[red]✗[/]" if finding.broken else "[dim]–[/]"
         mark = {"ok": "[green]✓[/]", "scarce": "[yellow]![/]", "missing": missing}[finding.state]
-        table.add_row(mark, finding.name, Text(finding.result))
+        table.add_row(mark, finding.name, Text(finding.found))
         if finding.state != "ok":
             fixes.setdefault((finding.fix, finding.commands), []).append(finding.name)
     out.print(table)

@@ -13,11 +13,11 @@ run.
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check."""
+    """The result of one check. The fields are keys of `rstar2 doctor --json`."""
 
     name: str
-    result: str
-    """What the check found, in words."""
+    found: str
+    """The result, in words."""
     state: State
     laptop: bool
     """Whether the laptop path (`rstar2 demo`) needs what was checked."""

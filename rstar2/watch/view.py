@@ -113,7 +113,7 @@ def _head(snapshot: Snapshot) -> Text:
         (snapshot.state, _STATE_STYLES.get(snapshot.state, "")),
     )
     if snapshot.samples:
-        text.append(f"  {snapshot.phase}, {snapshot.samples.done} of {snapshot.samples.total} samples")
+        text.append(f"  {snapshot.phase}, {snapshot.samples.done} of {snapshot.samples.wanted} samples")
     elif snapshot.phase:
         text.append(
             f"  {snapshot.phase}, step {snapshot.step}" + (f" of {snapshot.of}" if snapshot.of else "")

@@ -235,7 +235,7 @@ rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "landlock_create_ruleset")
 rules.load()
 from rstar2.doctor.isolation import landlock, namespaces
 for finding in (namespaces(), landlock()):
-    print(finding.state, finding.result)
+    print(finding.state, finding.found)
 """
 
 
@@ -304,9 +304,9 @@ def test_an_extra_names_what_is_missing_of_it() -> None:
     absent = Requirement("no-such-package-at-all>=3")
     some = software.extra("eval", [absent, Requirement("rich>=999"), Requirement("typer")], laptop=False)
     assert (some.state, some.laptop, some.commands) == ("missing", False, (install_command("eval"),))
-    assert some.result.startswith("2 of 3 missing: no-such-package-at-all, rich ")
-    assert some.result.endswith("(needs >=999)")
-    assert software.extra("eval", [absent], laptop=True).result == "not installed"
+    assert some.found.startswith("2 of 3 missing: no-such-package-at-all, rich ")
+    assert some.found.endswith("(needs >=999)")
+    assert software.extra("eval", [absent], laptop=True).found == "not installed"
     assert software.extra("eval", [Requirement("typer")], laptop=True).state == "ok"
 
 
@@ -346,16 +346,16 @@ def test_the_hub_cache_and_whether_the_hub_is_asked(
     for folder in ("models--Qwen--Qwen3-4B", "datasets--a--b"):
         (tmp_path / "cache" / folder).mkdir(parents=True)
     cache = hub_cache()
-    assert message.format(tmp_path) in cache.result
+    assert message.format(tmp_path) in cache.found
     assert state in (None, cache.state)
 
 
 def test_the_disk_is_the_one_that_runs_go_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert f"free in {tmp_path}" in hardware.disk().result
+    assert f"free in {tmp_path}" in hardware.disk().found
     with small_disk(tmp_path / "runs", 1 << 20):
         finding = hardware.disk()
-        assert f"free in {tmp_path}/runs" in finding.result
+        assert f"free in {tmp_path}/runs" in finding.found
         assert finding.state == "scarce"
 
 
@@ -365,10 +365,10 @@ def test_a_small_shared_memory_and_few_open_files_are_told(
     with small_disk(tmp_path / "shm", 64 << 20) as disk:
         monkeypatch.setattr(hardware, "SHM", disk)
         shared = hardware.shared_memory()
-    assert (shared.result, shared.state) == ("0.1 of 0.1 GiB free", "scarce")
+    assert (shared.found, shared.state) == ("0.1 of 0.1 GiB free", "scarce")
     code = (
         "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024))\n"
-        "from rstar2.doctor.hardware import open_files\nfinding = open_files()\nprint(finding.state, finding.result)\n"
+        "from rstar2.doctor.hardware import open_files\nfinding = open_files()\nprint(finding.state, finding.found)\n"
         "print(finding.fix)"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)

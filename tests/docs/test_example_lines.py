@@ -47,14 +47,13 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md"), key=lambda page: page.name),
 ]
 """Pages are sorted by name, because cli.md creates runs that evaluation.md uses."""
-PUBLISHED = "rstar2-reproduce/rStar2-Agent-14B"
+PUBLISHED = ("rstar2-reproduce/rStar2-Agent-14B", "models/rStar2-Agent-14B-FP8")
 MODELS = (
     "Qwen3-14B",
     "Qwen3-8B",
     "Qwen3-4B",
     "models/smollm2",
-    PUBLISHED,
-    "models/rStar2-Agent-14B-FP8",
+    *PUBLISHED,
     "runs/demo/base",
     *(f"runs/demo/{stage}/model" for stage in ("sft", "stage1", "stage2", "stage3")),
     "runs/sft/model",
@@ -140,8 +139,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "models/smollm2" / FORMAT_FILE).unlink()
     (root / "models/smollm2/chat_template.jinja").write_text(CHATML)
     # The weights have a template that lists tools, but no format file.
-    (root / PUBLISHED / FORMAT_FILE).unlink()
-    (root / PUBLISHED / "chat_template.jinja").write_text(default_format().template)
+    for name in PUBLISHED:
+        (root / name / FORMAT_FILE).unlink()
+        (root / name / "chat_template.jinja").write_text(default_format().template)
     for name, lift in (("eval/sft", 0.0), ("eval/stage3", 0.3)):
         write_run(root / "runs/demo", name, problems=4, samples=2, lift=lift)
     write_json(root / "runs/demo/config.json", {"kind": "demo", "config": {}})

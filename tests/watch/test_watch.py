@@ -270,7 +270,7 @@ def test_a_stage_is_found_by_a_relative_path_and_one_of_no_run_is_refused(
         solved = tmp_path / "run" / "stage3" / "solved"
         write_json(solved / "settings.json", {"data": {"problems": 30}, "settings": {"samples": 8}})
         filtering = snapshot(tmp_path / "run" / "stage3")
-    assert (filtering.phase, filtering.samples and filtering.samples.total) == ("filter before stage 3", 240)
+    assert (filtering.phase, filtering.samples and filtering.samples.wanted) == ("filter before stage 3", 240)
     monkeypatch.chdir(tmp_path / "run" / "stage1")
     assert snapshot(Path()).phase == "stage 1"
     (tmp_path / "stage1").mkdir()

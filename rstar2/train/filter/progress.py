@@ -17,7 +17,7 @@ class SamplesDone:
 
     done: int
     """Number of samples with a verdict. An `error` is not a verdict, because the sample is repeated."""
-    total: int
+    wanted: int
     """Number of all samples that the filter needs."""
 
 
@@ -27,8 +27,8 @@ def samples_done(folder: Path) -> SamplesDone | None:
         return None
     try:
         about = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-        total = int(about["data"]["problems"]) * int(about["settings"]["samples"])
-        return SamplesDone(verdicts_written(folder), total)
+        wanted = int(about["data"]["problems"]) * int(about["settings"]["samples"])
+        return SamplesDone(verdicts_written(folder), wanted)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

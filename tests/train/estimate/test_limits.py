@@ -157,7 +157,7 @@ def test_what_vllm_or_verl_would_refuse_later_is_refused_at_once(
 
 def test_rollouts_that_run_ahead_take_room_in_the_queue() -> None:
     changes = ["rollout.prompts=1536", "mode=colocate_async", "asynchronous.batches_ahead=2"]
-    with pytest.raises(UserError, match="152,064 prompts and rollouts are under way"):
+    with pytest.raises(UserError, match="152,064 prompts and rollouts at a time"):
         stage_recipe(1, "64xh100", changes)
     stage_recipe(1, "64xh100", [*changes, "mode=sync"])
 
