@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderableType
     from rich.table import Column, Table
+    from rich.text import Text
 
 READABLE = "rstar2-readable"
 """The name of the error handler that `write_readably` installs, for the argument `errors` of `str.encode`."""
@@ -102,6 +103,13 @@ def _replacement(error: UnicodeError) -> tuple[str, int]:
 def _escaped(character: str) -> str:
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+def print_notice(console: Console, text: Text) -> None:
+    """Print a notice in a chat. On a terminal, its lines are wrapped between words, and a word that is longer than a
+    line, such as a path or an address, is left whole so that it can be copied.
+    """
+    console.print(text, soft_wrap=not console.is_terminal, overflow="ignore", crop=False)
 
 
 def fitting(table: Table, console: Console) -> Table | Group:
