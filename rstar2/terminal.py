@@ -8,13 +8,13 @@ import codecs
 import copy
 import functools
 import sys
+import textwrap
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderableType
     from rich.table import Column, Table
-    from rich.text import Text
 
 READABLE = "rstar2-readable"
 """The name of the error handler that `write_readably` installs, for the argument `errors` of `str.encode`."""
@@ -105,11 +105,17 @@ def _escaped(character: str) -> str:
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
-def print_notice(console: Console, text: Text) -> None:
+def print_notice(console: Console, text: str, style: str) -> None:
     """Print a notice in a chat. On a terminal, its lines are wrapped between words, and a word that is longer than a
     line, such as a path or an address, is left whole so that it can be copied.
     """
-    console.print(text, soft_wrap=not console.is_terminal, overflow="ignore", crop=False)
+    if console.is_terminal:
+        lines = text.split("\n")
+        text = "\n".join(
+            textwrap.fill(line, console.width, break_long_words=False, break_on_hyphens=False)
+            for line in lines
+        )
+    console.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def fitting(table: Table, console: Console) -> Table | Group:

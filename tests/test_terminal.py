@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from rich.table import Column, Table
-from rich.text import Text
 from support.commands import rstar2
 
 from rstar2.cli.common import QuietConsole
@@ -173,7 +172,7 @@ def test_every_fact_of_the_sources_is_shown(width: int) -> None:
 def test_a_notice_is_wrapped_between_words_and_its_addresses_stay_whole(is_terminal: bool) -> None:
     address = "http://gpu.example.org:8000/v1/models/with-a-long-name"
     console, stream = _console(30, is_terminal)
-    print_notice(console, Text(f"no server answers at the address {address} for now"))
+    print_notice(console, f"no server answers at the address {address} for now", "dim")
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
     wrapped = ["no server answers at the", "address", address, "for now"]
     assert lines == (wrapped if is_terminal else [" ".join(wrapped)])

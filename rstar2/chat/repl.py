@@ -132,7 +132,7 @@ class Repl:
                 self._say(str(error), "red")
 
     def _say(self, text: str, style: str = "dim") -> None:
-        print_notice(self._err, Text(text, style))
+        print_notice(self._err, text, style)
 
     def _obey(self, text: str) -> None:
         if text in ("exit", "quit"):

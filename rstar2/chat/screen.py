@@ -72,7 +72,7 @@ class Screen:
     def notice(self, text: str) -> None:
         """Show a line about an event, for instance that the judge does not answer."""
         self._text.margin()
-        print_notice(self._err, Text(text, "yellow"))
+        print_notice(self._err, text, "yellow")
 
     def stop(self) -> None:
         """End the current line of the answer, so that the next text begins at the margin."""

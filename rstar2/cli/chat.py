@@ -221,11 +221,9 @@ class _Notices:
         if self.show is not None:
             self.show(text)
         else:
-            from rich.text import Text
-
             from rstar2.terminal import print_notice
 
-            print_notice(err, Text(text, "yellow"))
+            print_notice(err, text, "yellow")
 
 
 def _single_question(question: str | None, as_json: bool) -> str | None:
