@@ -8,6 +8,7 @@ import codecs
 import copy
 import functools
 import sys
+import textwrap
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,19 @@ def _replacement(error: UnicodeError) -> tuple[str, int]:
 def _escaped(character: str) -> str:
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+def print_notice(console: Console, text: str, style: str) -> None:
+    """Print a notice in a chat. On a terminal, its lines are wrapped between words, and a word that is longer than a
+    line, such as a path or an address, is left whole so that it can be copied.
+    """
+    if console.is_terminal:
+        lines = text.split("\n")
+        text = "\n".join(
+            textwrap.fill(line, console.width, break_long_words=False, break_on_hyphens=False)
+            for line in lines
+        )
+    console.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def fitting(table: Table, console: Console) -> Table | Group:

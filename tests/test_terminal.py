@@ -17,7 +17,7 @@ from support.commands import rstar2
 from rstar2.cli.common import QuietConsole
 from rstar2.data.catalog import cards
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.terminal import harmless, percent
+from rstar2.terminal import harmless, percent, print_notice
 
 EVIL = "a\x1b[2J\x1b]0;title\x07b\x9b1mc\r\nd\te\x7f"
 SEEN = "a␛[2J␛]0;title␇b 1mc\nd\te␡"
@@ -166,3 +166,13 @@ def test_every_fact_of_the_sources_is_shown(width: int) -> None:
         assert card.name in ran.stdout
     assert max(map(len, ran.stdout.splitlines())) <= width
     assert "…" not in ran.stdout
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_notice_is_wrapped_between_words_and_its_addresses_stay_whole(is_terminal: bool) -> None:
+    address = "http://gpu.example.org:8000/v1/models/with-a-long-name"
+    console, stream = _console(30, is_terminal)
+    print_notice(console, f"no server answers at the address {address} for now", "dim")
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    wrapped = ["no server answers at the", "address", address, "for now"]
+    assert lines == (wrapped if is_terminal else [" ".join(wrapped)])

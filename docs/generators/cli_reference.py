@@ -152,7 +152,9 @@ def _prose(text: str | None) -> str:
 def _examples(epilog: str) -> str:
     """Return the examples of a command: a comment that explains each, and its command line."""
     _, *lines = Text.from_markup(epilog).plain.split("\n\n")
-    return "\n".join(line.strip() if line.startswith("  ") else f"# {line.strip()}" for line in lines)
+    return "\n".join(
+        textwrap.dedent(line) if line.startswith("  ") else f"# {line.strip()}" for line in lines
+    )
 
 
 if __name__ == "__main__":

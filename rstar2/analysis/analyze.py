@@ -27,7 +27,7 @@ from rstar2.analysis.entropy import stored_surprisal
 from rstar2.analysis.figures import draw
 from rstar2.analysis.sources import TraceSet, file_sizes, find_sets, recorded
 from rstar2.analysis.stored import TokenEntropies, as_stored, concatenated, read_entropies, write_entropies
-from rstar2.analysis.tables import Chart, Row, Table, interval, number, write_csv
+from rstar2.analysis.tables import INTERVAL, INTERVAL_NOTE, Chart, Row, Table, interval, number, write_csv
 from rstar2.analysis.tokenizer import file_tokenizer
 from rstar2.analysis.tokens import TokenReader
 from rstar2.engines.models import ask_served, local_model, server_tokenizer
@@ -96,7 +96,7 @@ class Analysis:
             folder.mkdir(parents=True, exist_ok=True)
             write_csv(folder, self.tables)
             draw(self.charts, folder)
-            short = [table.record() for table in self.tables if table.output != "file" and table.rows]
+            short = [table.record() for table in self.tables if table.output == "page" and table.rows]
             about = recorded(folder, self.paths, self.sizes)
             write_json(folder / "analysis.json", {"tables": short, "charts": self.charts, "traces": about})
         except OSError as error:
@@ -391,8 +391,14 @@ def _entropy_steps(sets: list[_Set]) -> Table:
         for one in sets
         for step, each in one.uncertainty.steps().items()
     ]
-    columns = ("traces of", "step", "tokens", "mean", "low", "high")
-    return Table("entropy_steps", "Entropy by training step, in nats", columns, rows, output="file")
+    return Table(
+        "entropy_steps",
+        "Entropy by training step, in nats",
+        f"mean: over all tokens of the step. {INTERVAL_NOTE}",
+        ("traces of", "step", "tokens", "mean", *INTERVAL),
+        rows,
+        output="file",
+    )
 
 
 def _arms(sets: list[_Set]) -> Table:
@@ -407,5 +413,12 @@ def _arms(sets: list[_Set]) -> Table:
                 difference = values_b[name].minus_independent(values_a[name])
                 values = (values_a[name].value, values_b[name].value, difference.value, difference.half)
                 rows.append((a.set.label, b.set.label, *name, *map(number, values)))
-    columns = ("first", "second", "what", "first tokens", "in first", "in second", "difference", "±")
-    return Table("entropy_arms", "Entropy of two runs side by side, in nats", columns, rows)
+    return Table(
+        "entropy_arms",
+        "Entropy of two runs side by side, in nats",
+        "A, B: the value in traces A and in traces B. ±: half the width of the 95 % interval of the difference, "
+        "clustered by problem.",
+        ("traces A", "traces B", "what", "first tokens", "A", "B", "B - A", "±"),
+        rows,
+        {"first tokens": "the number of tokens after a reply over which the mean is taken"},
+    )

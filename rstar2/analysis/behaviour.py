@@ -7,7 +7,18 @@ from collections import defaultdict
 import numpy as np
 
 from rstar2.analysis.estimates import Sums
-from rstar2.analysis.tables import Chart, Row, Table, Value, chart, interval, number, share_interval
+from rstar2.analysis.tables import (
+    INTERVAL,
+    INTERVAL_NOTE,
+    Chart,
+    Row,
+    Table,
+    Value,
+    chart,
+    interval,
+    number,
+    share_interval,
+)
 from rstar2.loop.trace import Trace
 from rstar2.loop.turns import tags
 
@@ -18,13 +29,22 @@ _FACTS = {
     "tokens": "tokens",
     "truncated": "truncated share",
     "no answer tag": "no answer tag share",
-    "several answer tags": "several tags share",
+    "several answer tags": "several answer tags share",
     "unclosed tag": "unclosed tag share",
-    "verified": "verified share",
+    "checked": "checked share",
     "repeated": "repeated text share",
     "correct": "correct share",
 }
 """Maps each fact about a trace to the name of the column that shows the fact's mean over all traces."""
+_NOTES = {
+    "tokens": "after the prompt, tool replies included",
+    "truncated share": "did not end with an answer, such as at the limit of tokens",
+    "no answer tag share": "without <answer>",
+    "unclosed tag share": "with a tag that is opened and not closed",
+    "checked share": "with a tool call after a boxed value",
+    "repeated text share": f"share of a trace's sequences of {GRAM} tokens that occurred earlier in it",
+}
+"""Explanations of columns."""
 
 
 def verifies_itself(trace: Trace) -> bool:
@@ -67,7 +87,7 @@ class Behaviour:
             "no answer tag": trace.answer_blocks == 0,
             "several answer tags": trace.answer_blocks > 1,
             "unclosed tag": tags.has_open_block(text),
-            "verified": verifies_itself(trace),
+            "checked": verifies_itself(trace),
         }
         if trace.response_ids:  # servers return none over a chat API
             facts["repeated"] = repeated_share(trace)
@@ -144,28 +164,47 @@ def _difficulty(traces: list[dict[str, float]]) -> str:
 
 
 def tables(sets: list[Behaviour]) -> list[Table]:
-    columns: tuple[str, ...] = ("traces of", *_FACTS.values())
-    summary = Table("behaviour", "Behaviour, means over traces", columns, [each.summary() for each in sets])
+    about = "Means over traces. Percentages are shares of the traces."
+    facts = tuple(_FACTS.values())
+    summary = Table(
+        "behaviour",
+        "Behaviour",
+        about,
+        ("traces of", *facts),
+        [each.summary() for each in sets],
+        _NOTES,
+        terminal=(
+            "traces of", "correct share", "turns", "tokens", "truncated share", "no answer tag share",
+            "repeated text share",
+        ),
+    )  # fmt: skip
     difficulty = Table(
         "behaviour_difficulty",
         "Behaviour, by how often a problem is solved",
-        ("traces of", "problems", "traces", *_FACTS.values()),
+        about,
+        ("traces of", "problems", "traces", *facts),
         [row for each in sets for row in each.difficulties()],
-        output="page",
+        {
+            "problems": "never solved (no sample is correct), below half (less than half of the samples), half and "
+            "more, or always solved",
+            **_NOTES,
+        },
     )
-    columns = ("traces of", "fact", "mean", "low", "high")
     intervals = Table(
         "behaviour_intervals",
         "Behaviour, with intervals",
-        columns,
+        f"Means over traces. {INTERVAL_NOTE}",
+        ("traces of", "fact", "mean", *INTERVAL),
         [row for each in sets for row in each.intervals()],
         output="file",
     )
     steps = Table(
         "behaviour_steps",
         "Behaviour by training step",
-        ("traces of", "step", "traces", *_FACTS.values()),
+        about,
+        ("traces of", "step", "traces", *facts),
         [row for each in sets for row in each.steps()],
+        _NOTES,
         output="file",
     )
     return [summary, difficulty, intervals, steps]

@@ -8,7 +8,18 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from rstar2.analysis.estimates import Sums
-from rstar2.analysis.tables import Chart, Row, Table, Value, chart, number, ratio, share_interval
+from rstar2.analysis.tables import (
+    INTERVAL_NOTE,
+    SHARE_INTERVAL,
+    Chart,
+    Row,
+    Table,
+    Value,
+    chart,
+    number,
+    ratio,
+    share_interval,
+)
 from rstar2.loop.trace import FailedTurn, ToolCall, Trace
 
 _EXCEPTION = re.compile(
@@ -21,7 +32,7 @@ _IMPORT = re.compile(
 _MOST = 12
 """Maximum number of kinds of failures, and of modules, that a table lists for each set of traces."""
 _FAILED_CORRECT = "any failure, in correct traces"
-_PAPER = "in correct traces, the paper has 10 to 15 % of failed calls under plain GRPO, and a falling share under RoC"
+_PAPER = "the paper has 10 to 15 % of failed calls in correct traces under plain GRPO, and a falling share under RoC"
 """RoC is Resampling on Correct (arXiv 2508.20722, figure 4)."""
 
 
@@ -165,49 +176,66 @@ class Calls:
 
 
 def tables(sets: list[Calls]) -> list[Table]:
+    failed = ("failed share", *SHARE_INTERVAL)
+    after_failure = "share of the turns with a failed call"
     summary = Table(
         "calls",
-        f"Tool calls ({_PAPER})",
+        "Tool calls",
+        f"failed: share of all calls. {INTERVAL_NOTE}",
         (
-            "traces of", "calls", "failed share", "low share", "high share", "failed in correct share", "lost share",
-            "tried again share", "next right share", "repaired share", "answered share", "repeated share", "tries",
-            "mean s", "p95 s",
+            "traces of", "calls", *failed, "failed in correct traces share", "lost share", "called again share",
+            "next call ok share", "repaired share", "answered share", "repeated share", "turns to repair",
+            "mean seconds", "95th percentile seconds",
         ),
         [each.summary() for each in sets if each.sums.cells()],
+        {
+            "failed in correct traces share": f"share of the calls of traces with a correct answer ({_PAPER})",
+            "lost share": "share of the calls that the judge lost",
+            "called again share": f"{after_failure} that another call followed",
+            "next call ok share": "share of these next calls that were ok",
+            "repaired share": f"{after_failure} after which a later call was ok",
+            "answered share": f"{after_failure} whose trace has a correct answer",
+            "repeated share": "share of the calls that repeat an earlier call of their trace",
+            "turns to repair": "mean number of turns with calls from a failure to its repair",
+        },
+        terminal=("traces of", "calls", *failed, "failed in correct traces share", "repaired share"),
     )  # fmt: skip
-    columns: tuple[str, ...] = ("traces of", "kind", "calls", "share", "in correct share")
-    kinds = Table("calls_kinds", "How calls ended", columns, [row for each in sets for row in each.kinds()])
-    columns = ("traces of", "turn", "calls", "failed share", "low share", "high share")
+    kinds = Table(
+        "calls_kinds",
+        "How calls ended",
+        "kind: ok, the class of the exception, or how else the call failed.",
+        ("traces of", "kind", "calls", "all calls share", "calls in correct traces share"),
+        [row for each in sets for row in each.kinds()],
+    )
     turns = Table(
         "calls_turns",
         "Failed calls by turn",
-        columns,
+        f"failed: share of the calls in this turn. {INTERVAL_NOTE}",
+        ("traces of", "turn", "calls", *failed),
         [row for each in sets for row in each.turns()],
-        output="page",
     )
-    columns = ("traces of", "step", "kind", "calls", "share")
     steps = Table(
         "calls_steps",
         "How calls ended, by training step",
-        columns,
+        f"Shares of the calls of the step. {_FAILED_CORRECT}: share of the calls of traces with a correct answer.",
+        ("traces of", "step", "kind", "calls", "share"),
         [row for each in sets for row in each.steps()],
         output="file",
     )
-    columns = ("traces of", "turn", "kind", "calls", "share")
     by_turn = Table(
         "calls_turn_kinds",
         "How calls ended, by turn",
-        columns,
+        "Shares of the calls in this turn.",
+        ("traces of", "turn", "kind", "calls", "share"),
         [row for each in sets for row in each.kinds_by_turn()],
-        output="page",
     )
-    columns = ("traces of", "module", "calls", "share", "failed share")
     imports = Table(
         "calls_imports",
         "Modules that calls import",
-        columns,
+        "",
+        ("traces of", "module", "calls", "all calls share", "failed share"),
         [row for each in sets for row in each.imports()],
-        output="page",
+        {"calls": "calls that import the module", "failed share": "share of these calls"},
     )
     return [summary, kinds, turns, by_turn, imports, steps]
 

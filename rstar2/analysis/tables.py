@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,14 @@ Chart = dict[str, Any]
 optionally `usual`, a text about usual values."""
 
 
+INTERVAL = ("95 % low", "95 % high")
+"""Columns of the lower and the upper end of an interval."""
+SHARE_INTERVAL = ("95 % low share", "95 % high share")
+"""Columns of the lower and the upper end of the interval of a share."""
+INTERVAL_NOTE = "95 % low, 95 % high: the ends of the 95 % interval, clustered by problem."
+"""A sentence for the captions of tables with such columns."""
+
+
 @dataclass
 class Table:
     """Rows under named columns. A column whose name ends in `share` has shares, which are printed in percent."""
@@ -31,16 +39,36 @@ class Table:
     name: str
     """Name of the CSV file, without its suffix."""
     title: str
+    about: str
+    """Sentences that say what the rows and the figures are."""
     columns: tuple[str, ...]
     rows: list[Row] = field(default_factory=list)
-    output: Literal["everywhere", "page", "file"] = "everywhere"
-    """Where a table is shown. file: only in the CSV file. page: also on the report page. everywhere: also on the
-    terminal.
-    """
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Explanations of columns, by the name of the column."""
+    output: Literal["page", "file"] = "page"
+    """Where a table is shown. file: only in the CSV file. page: also on the report page."""
+    terminal: tuple[str, ...] = ()
+    """The columns that are printed on the terminal. If there are none, the table is not printed."""
+
+    def caption(self, columns: Sequence[str]) -> str:
+        """Returns sentences that say what the figures in these columns are."""
+        notes = (f"{heading(name)}: {self.notes[name]}." for name in columns if name in self.notes)
+        return " ".join((self.about, *notes)).strip()
 
     def record(self) -> dict[str, Any]:
         """The table as a JSON-able object."""
-        return {"name": self.name, "title": self.title, "columns": self.columns, "rows": self.rows}
+        return {
+            "name": self.name,
+            "title": self.title,
+            "caption": self.caption(self.columns),
+            "columns": self.columns,
+            "rows": self.rows,
+        }
+
+
+def heading(column: str) -> str:
+    """Returns the name of a column as it is printed for people."""
+    return column.removesuffix(" share")
 
 
 def interval(estimate: Estimate) -> tuple[Value, Value, Value]:

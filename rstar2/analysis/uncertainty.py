@@ -18,7 +18,20 @@ from numpy.typing import NDArray
 from rstar2.analysis.estimates import Estimate, Sums
 from rstar2.analysis.kinds import KINDS, PROSE
 from rstar2.analysis.stored import FORKING, REFLECTION
-from rstar2.analysis.tables import Chart, Row, Table, Value, chart, interval, number, ratio, share_interval
+from rstar2.analysis.tables import (
+    INTERVAL,
+    INTERVAL_NOTE,
+    SHARE_INTERVAL,
+    Chart,
+    Row,
+    Table,
+    Value,
+    chart,
+    interval,
+    number,
+    ratio,
+    share_interval,
+)
 from rstar2.analysis.tokens import REACH, WrittenTokens, after_reply, events, outcome
 from rstar2.loop.trace import Trace
 
@@ -50,8 +63,15 @@ _RARE = 5
 """A word is listed only if at least this many uncertain tokens belong to it."""
 _CLASSES = ("forking word", "reflection word")
 _DRAWN_KINDS = (*_CLASSES, "code", "number")
-_SPAN = ("mean", "low", "high")
-"""Columns of a mean and its 95 % interval."""
+_CLASSES_NOTE = (
+    "Reflection words: uncertain words soon after a tool reply. Forking words: all other uncertain words."
+)
+_MEAN = ("mean", *INTERVAL)
+"""Columns of a mean and its interval."""
+_GAP = "upper minus lower bound"
+_K = ("k after ok replies", "k after failed replies")
+_OUTCOMES = ("minus words elsewhere", "± elsewhere", "minus words after ok", "± after ok")
+"""Columns of two differences, each with half the width of its interval."""
 _NO_REPLY = -1
 _NOT_TOP = -2
 _AFTER_FAILURE = REACH + 1
@@ -411,78 +431,118 @@ def top_tokens(entropy: Numbers) -> NDArray[np.bool_]:
 
 def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
     """All tables of entropy. `sources` maps the label of each set to the set's text in the column "source"."""
-    return [*_printed_tables(sets, sources), *_page_tables(sets), *_file_tables(sets)]
+    return [*_summary_tables(sets, sources), *_page_tables(sets), *_file_tables(sets)]
 
 
-def _printed_tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
-    """Tables that are printed on the terminal, and that the report page and the CSV files have too."""
+def _summary_tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
+    """Tables with a row per set, of which some columns are also printed on the terminal."""
+    kinds = tuple(f"{kind} share" for kind in (*_CLASSES, *KINDS[1:]))
     return [
         Table(
             "entropy",
             "Entropy per token, in nats",
-            ("traces of", "source", "traces", "tokens", *_SPAN, "gap", "k after ok", "k after failed"),
+            f"mean: over all tokens that the model wrote. {INTERVAL_NOTE}",
+            ("traces of", "source", "traces", "tokens", *_MEAN, _GAP, *_K),
             [(each.label, sources[each.label], *each.summary()) for each in sets],
-        ),
-        Table(
-            "entropy_outcomes",
-            f"Does entropy rise after tool replies? Words in the first {WINDOW} tokens after a reply, by outcome of "
-            "the call: nats above words elsewhere, and nats above words after ok calls",
-            ("traces of", "call", "replies", "over words", "± words", "over ok", "± ok"),
-            [row for each in sets for row in each.outcomes()],
+            {
+                "source": "exact (a forward pass of the model), as sampled (the stored log-probabilities of the "
+                "sampled tokens) or lower bound (from a server)",
+                _GAP: "the mean distance between the bounds that a server gives",
+                _K[
+                    0
+                ]: "the number of tokens after such a reply within which an uncertain word counts as reflection",
+                _K[1]: "the same number after replies to failed calls",
+            },
+            terminal=("traces of", "source", "traces", "tokens", *_MEAN),
         ),
         Table(
             "entropy_uncertain",
-            "What the most uncertain 20 % of the tokens are",
-            ("traces of", *(f"{kind} share" for kind in (*_CLASSES, *KINDS[1:]))),
+            "What the most uncertain tokens are",
+            f"Shares of the uncertain tokens, which are the 20 % of each trace's tokens with the highest entropy. "
+            f"{_CLASSES_NOTE}",
+            ("traces of", *kinds),
             [each.summary_of_uncertain() for each in sets],
+            {
+                "number share": "digits in the prose",
+                "sign share": "punctuation and formulas",
+                "call share": "the text of a call around its code",
+                "answer share": "text inside <answer>",
+                "tag share": "markup and special tokens",
+            },
+            terminal=("traces of", *(kind for kind in kinds if kind != "call share")),
         ),
     ]
 
 
 def _page_tables(sets: list[Uncertainty]) -> list[Table]:
     """Tables that the report page and the CSV files have."""
+    lift = {"lift": "share of the uncertain tokens, divided by share of all tokens"}
     return [
         Table(
+            "entropy_outcomes",
+            "Does entropy rise after tool replies?",
+            f"Mean entropy, in nats, of the words among the first {WINDOW} tokens after a reply, minus the mean "
+            "entropy of other words. ±: half the width of the 95 % interval, clustered by problem.",
+            ("traces of", "outcome of call", "replies", *_OUTCOMES),
+            [row for each in sets for row in each.outcomes()],
+            {
+                "replies": "number of replies to calls with this outcome",
+                _OUTCOMES[0]: "compared with words that follow no reply",
+                _OUTCOMES[2]: "compared with words after replies to ok calls",
+            },
+        ),
+        Table(
             "entropy_contrasts",
-            "Entropy after tool replies: words minus words elsewhere, and all tokens minus prose elsewhere, in nats",
-            ("traces of", "contrast", "first tokens", "difference", "low", "high"),
+            "Entropy after tool replies, compared with other places",
+            "Differences of mean entropies, in nats. words: words after a reply, compared with words. all tokens: all "
+            f"tokens after a reply, compared with the prose elsewhere. {INTERVAL_NOTE}",
+            ("traces of", "contrast", "first tokens", "difference", *INTERVAL),
             [(each.label, *name, *interval(of)) for each in sets for name, of in each.contrasts().items()],
-            output="page",
+            {"first tokens": "the number of tokens after a reply over which the mean is taken"},
         ),
         Table(
             "entropy_shares",
-            "Kinds of tokens: their shares of all tokens and of the most uncertain 20 %",
-            ("traces of", "kind", "of all share", "of uncertain share", "low share", "high share", "lift"),
+            "Kinds of tokens",
+            "Shares of all tokens, and of the uncertain tokens, which are the 20 % of each trace's tokens with the "
+            f"highest entropy. {INTERVAL_NOTE} The interval is that of the share of the uncertain tokens. "
+            f"{_CLASSES_NOTE}",
+            ("traces of", "kind", "all tokens share", "uncertain tokens share", *SHARE_INTERVAL, "lift"),
             [row for each in sets for row in each.shares()],
-            output="page",
+            lift,
         ),
         Table(
             "entropy_kinds",
             "Entropy by kind of token, in nats",
-            ("traces of", "kind", "tokens", *_SPAN),
+            f"mean: over all tokens of the kind. {INTERVAL_NOTE}",
+            ("traces of", "kind", "tokens", *_MEAN),
             [row for each in sets for row in each.kinds()],
-            output="page",
         ),
         Table(
             "entropy_verdicts",
             "Entropy of traces with correct and other answers, in nats",
-            ("traces of", "what", "verdict", "tokens", *_SPAN),
+            "mean: over all tokens of the traces, or over their prose. difference: traces that are not correct minus "
+            f"correct traces. {INTERVAL_NOTE}",
+            ("traces of", "what", "verdict", "tokens", *_MEAN),
             [row for each in sets for row in each.verdicts()],
-            output="page",
         ),
         Table(
             "entropy_words",
             "Words that are uncertain more often than other tokens",
-            ("traces of", "word", "class", "tokens", "uncertain", "reflection share", "lift"),
+            f"{_CLASSES_NOTE} A word has the class of most of its uncertain tokens.",
+            ("traces of", "word", "class", "tokens", "uncertain tokens", "reflection share", "lift"),
             [row for each in sets for row in each.words(prose=True)],
-            output="page",
+            {"reflection share": "share of the word's uncertain tokens", **lift},
         ),
         Table(
             "entropy_others",
             "Numbers, signs, code and markup that are uncertain more often than other tokens",
-            ("traces of", "token", "kind", "tokens", "uncertain", "soon after a reply share", "lift"),
+            "",
+            ("traces of", "token", "kind", "tokens", "uncertain tokens", "soon after a reply share", "lift"),
             [row for each in sets for row in each.words(prose=False)],
-            output="page",
+            {
+                "soon after a reply share": "share of the uncertain tokens that come within k tokens after a reply",
+                **lift,
+            },
         ),
     ]
 
@@ -492,16 +552,20 @@ def _file_tables(sets: list[Uncertainty]) -> list[Table]:
     return [
         Table(
             "entropy_uncertain_steps",
-            "What the most uncertain 20 % of the tokens are, by training step",
-            ("traces of", "step", "kind", "share", "low share", "high share"),
+            "What the most uncertain tokens are, by training step",
+            "Shares of the uncertain tokens, which are the 20 % of each trace's tokens with the highest entropy. "
+            f"{INTERVAL_NOTE} {_CLASSES_NOTE}",
+            ("traces of", "step", "kind", "share", *SHARE_INTERVAL),
             [row for each in sets for row in each.uncertain_steps()],
             output="file",
         ),
         Table(
             "entropy_around",
             "Entropy around calls and replies, in nats",
-            ("traces of", "around", "call", "offset", "tokens", *_SPAN),
+            f"mean: over all tokens at this place. {INTERVAL_NOTE}",
+            ("traces of", "around", "outcome of call", "offset", "tokens", *_MEAN),
             [row for each in sets for row in each.curves()],
+            {"offset": "the number of tokens from the start of the call, or from the end of the reply"},
             output="file",
         ),
     ]

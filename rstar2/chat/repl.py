@@ -21,6 +21,7 @@ from rstar2.chat.screen import THOUGHTS, Screen, Thoughts
 from rstar2.chat.transcript import TRACES, Transcript, open_transcript, read_transcript
 from rstar2.errors import RStarError, UserError
 from rstar2.loop.trace import Trace
+from rstar2.terminal import print_notice
 
 COMMANDS: dict[str, tuple[str, str, tuple[str, ...] | None]] = {
     "/help": ("", "list the commands", ()),
@@ -131,8 +132,7 @@ class Repl:
                 self._say(str(error), "red")
 
     def _say(self, text: str, style: str = "dim") -> None:
-        """Show a message. If standard error is not a terminal, the lines of the message are not broken."""
-        self._err.print(Text(text, style), soft_wrap=not self._err.is_terminal)
+        print_notice(self._err, text, style)
 
     def _obey(self, text: str) -> None:
         if text in ("exit", "quit"):

@@ -20,7 +20,7 @@ from rstar2.loop.trace import ToolCall, Trace
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.loop.turns.stream import Kind, Piece
-from rstar2.terminal import encodable, harmless
+from rstar2.terminal import encodable, harmless, print_notice
 
 Thoughts = Literal["on", "off", "fold"]
 """How thoughts are shown. on: dimmed. fold: only their length. off: not at all."""
@@ -72,7 +72,7 @@ class Screen:
     def notice(self, text: str) -> None:
         """Show a line about an event, for instance that the judge does not answer."""
         self._text.margin()
-        self._err.print(Text(text, "yellow"), soft_wrap=not self._err.is_terminal)
+        print_notice(self._err, text, "yellow")
 
     def stop(self) -> None:
         """End the current line of the answer, so that the next text begins at the margin."""

@@ -14,11 +14,6 @@ from rstar2.errors import UserError
 if TYPE_CHECKING:
     from rstar2.analysis.tables import Table
 
-MAX_COLUMNS = 8
-"""Maximum number of columns of a table. A table with more columns is printed transposed, with its rows as columns."""
-MAX_TRANSPOSED_ROWS = 5
-"""Maximum number of rows that a transposed table shows side by side."""
-
 EPILOG = examples(
     ("a training run: its own models compute the entropies", "rstar2 analyze runs/demo"),
     (
@@ -100,14 +95,14 @@ def command(
         print(json.dumps({table.name: table.record() for table in analysis.tables}, ensure_ascii=False))
     else:
         for table in analysis.tables:
-            if table.output == "everywhere" and table.rows:
+            if table.terminal and table.rows:
                 _print(table)
     # The tables are shown first because drawing the plots takes longer.
     folder = output or _folder(paths[0])
     with err.status("writing tables and plots"):
         analysis.write(folder)
     if not as_json:
-        out.print(f"tables and plots: {folder}", markup=False, soft_wrap=True)
+        out.print(f"all tables and plots: {folder}", markup=False, soft_wrap=True)
 
 
 def _folder(path: Path) -> Path:
@@ -115,25 +110,32 @@ def _folder(path: Path) -> Path:
 
 
 def _print(table: Table) -> None:
+    """Print the columns of a table that belong on the terminal."""
     from rich.table import Table as RichTable
 
-    from rstar2.analysis.tables import text_of
+    from rstar2.analysis.tables import heading, text_of
 
-    names = [column.removesuffix(" share") for column in table.columns]
-    rows = [[text_of(*cell) for cell in zip(table.columns, row, strict=True)] for row in table.rows]
-    parts = [(names, rows)]
-    if len(names) > MAX_COLUMNS:
-        parts = []
-        for start in range(0, len(rows), MAX_TRANSPOSED_ROWS):
-            columns = [names, *rows[start : start + MAX_TRANSPOSED_ROWS]]
-            headings, *lines = [list(line) for line in zip(*columns, strict=True)]
-            parts.append((headings, lines))
-    out.print(table.title, style="bold", markup=False)
-    for headings, lines in parts:
-        part = RichTable()
-        for place, heading in enumerate(headings):
-            is_number = all(line[place][-1:] in "0123456789%–" for line in lines)
-            part.add_column(escape(heading), justify="right" if is_number else "left", overflow="fold")
-        for line in lines:
-            part.add_row(*map(escape, line))
-        out.print(part)
+    printed = RichTable(
+        title=escape(table.title),
+        title_justify="left",
+        title_style="bold",
+        caption=escape(table.caption(table.terminal)),
+        caption_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    places = [table.columns.index(name) for name in table.terminal]
+    rows = [[text_of(table.columns[place], row[place]) for place in places] for row in table.rows]
+    for name, cells in zip(table.terminal, zip(*rows, strict=True), strict=True):
+        is_number = all(cell[-1:] in "0123456789%–" for cell in cells)
+        # The name of a set of traces may be long. A number and its unit stay on one line.
+        printed.add_column(
+            escape(heading(name)),
+            justify="right" if is_number else "left",
+            overflow="fold" if name == "traces of" else "ellipsis",
+            min_width=max(map(len, cells)) if is_number else None,
+        )
+    for row in rows:
+        printed.add_row(*map(escape, row))
+    out.print(printed)
+    out.print()

@@ -221,7 +221,9 @@ class _Notices:
         if self.show is not None:
             self.show(text)
         else:
-            err.print(text, style="yellow", soft_wrap=not err.is_terminal, markup=False)
+            from rstar2.terminal import print_notice
+
+            print_notice(err, text, "yellow")
 
 
 def _single_question(question: str | None, as_json: bool) -> str | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, cast
 
 import typer
 from rich.console import Console
@@ -247,7 +248,32 @@ class RunGroup(TyperGroup):
         return name, command, rest
 
 
-class _RunContext(typer.Context):
+class _WithoutTrailingSpaces:
+    """A text stream that leaves out spaces at the ends of lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(re.sub(r" +(?=\n)", "", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class HelpContext(typer.Context):
+    """The context of a command whose help can be copied.
+
+    Rich would fill each line of a help text with spaces. After spaces, the backslash at the end of a line of an example
+    would not continue the command.
+    """
+
+    def get_help(self) -> str:
+        with redirect_stdout(cast(TextIO, _WithoutTrailingSpaces(sys.stdout))):
+            return super().get_help()
+
+
+class _RunContext(HelpContext):
     """The context of a command that runs although the command line does not contain its name.
 
     Typer would end the command's path with a space, which the usage line would show. This class removes the space from
@@ -339,12 +365,31 @@ def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hin
         out.print(Text(f"{name}: {line}"), soft_wrap=True)
 
 
+EXAMPLE_WIDTH = 74
+"""Maximum number of characters of a line of an example, without the backslash at its end. In a terminal of 80 columns,
+the indentation and the backslash take the rest.
+"""
+
+
 def examples(*lines: tuple[str, str]) -> str:
     """Returns the end of a help text, with one example per paragraph.
 
-    `lines` has a pair for each example: its purpose and its command line.
+    `lines` has a pair for each example: its purpose and its command line. A command line that is too long for a
+    terminal of 80 columns is continued after a backslash, so that it can be copied.
     """
     paragraphs = "\n\n".join(
-        f"[dim]{purpose}[/dim]\n\n  [cyan]{command}[/cyan]" for purpose, command in lines
+        f"[dim]{purpose}[/dim]\n\n  [cyan]{_continued(command)}[/cyan]" for purpose, command in lines
     )
     return f"[bold]Examples[/bold]\n\n{paragraphs}"
+
+
+def _continued(command: str) -> str:
+    """Returns a command line in lines of at most `EXAMPLE_WIDTH` characters. A new line begins with an option."""
+    first, *options = re.split(r" (?=--?[a-z])", command)
+    lines = [first]
+    for option in options:
+        if len(lines[-1]) + len(option) < EXAMPLE_WIDTH:
+            lines[-1] += f" {option}"
+        else:
+            lines.append(f"    {option}")
+    return " \\\n  ".join(lines)

@@ -465,7 +465,7 @@ def inspect(
         out.rule(escape(f"{row['id']}{tokens}"), align="left")
         out.print(_rendered(row, codec), markup=False, soft_wrap=True)
         if prepared.kind == "problems":
-            out.print(f"answer: {row['answer']}", markup=False, style="dim")
+            out.print(f"answer: {row['answer']}", markup=False, style="dim", soft_wrap=True)
     if tokens_of and tokenizer:
         lengths = count_tokens(tokenizer, tokens_of, prepared.file, prepared.kind)
         out.rule(align="left")

@@ -104,7 +104,7 @@ def _run(plan: DemoPlan, folder: Path, compare: bool, isolation: Isolation | Non
 
     with open_run(folder, "demo", plan.config(), plan.compared) as opened:
         logs = escape(f"tail -f {opened.logs}/*.log")
-        out.print(f"run folder [cyan]{escape(str(folder))}[/]; trainer logs: [cyan]{logs}[/]")
+        out.print(f"run folder [cyan]{escape(str(folder))}[/]; trainer logs: [cyan]{logs}[/]", soft_wrap=True)
         with ProgressRows() as progress:
             summary = run_demo(plan, opened, compare, progress, JudgeChoice(isolation=isolation))
         write_figure(folder)
@@ -112,7 +112,7 @@ def _run(plan: DemoPlan, folder: Path, compare: bool, isolation: Isolation | Non
     out.print(table(summary))
     out.print(plot(folder, summary))
     out.print(timing_table(run_timing(folder)))
-    out.print(f"report   [cyan]{escape(str(page))}[/]")
+    out.print(f"report   [cyan]{escape(str(page))}[/]", soft_wrap=True)
     # A model this small can only solve problems that are worded like its training data.
     question = builtin.held_out(plan.demo.seed, 1)[0].problem
     chat = escape(f'rstar2 chat --run {folder} --prompt "{question}"')

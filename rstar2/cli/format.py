@@ -86,7 +86,7 @@ def show(
         return
     limits = fmt.limits
     out.print(f"format    {codec.source}", markup=False, soft_wrap=True)
-    out.print(f"tools     {', '.join(fmt.tool_names) or 'none'}", markup=False)
+    out.print(f"tools     {', '.join(fmt.tool_names) or 'none'}", markup=False, soft_wrap=True)
     out.print(
         f"a call    at most {limits.seconds:g} s and {limits.memory_mb} MiB\n"
         f"a reply   {fmt.layout} layout, at most {limits.characters} characters and {limits.traceback_lines} lines of "

@@ -104,11 +104,15 @@ def command(
         err.print(fault, markup=False, soft_wrap=True)
     if faults:
         of = counted(len(rows), "row")
-        err.print(f"{len(faults)} of {of} could not be graded; use --strict to stop at the first")
+        err.print(
+            f"{len(faults)} of {of} could not be graded; use --strict to stop at the first", soft_wrap=True
+        )
     if verify:
         confirmed = counts["correct"] - len(unconfirmed)
         by = "its certificate" if confirmed == 1 else "their certificates"
-        err.print(f"{confirmed:,} of {counts['correct']:,} correct verdicts confirmed by {by}")
+        err.print(
+            f"{confirmed:,} of {counts['correct']:,} correct verdicts confirmed by {by}", soft_wrap=True
+        )
     for reason in unconfirmed[:MAX_FAULTS]:
         err.print(reason, markup=False, soft_wrap=True)
     if unconfirmed:
@@ -165,7 +169,12 @@ def _summary(counts: Counter[str], output: Path | None) -> None:
 
     total = counts.total()
     where = escape(f", in {output}") if output else ""
-    table = Table(title=counted(total, "row") + where, title_justify="left")
+    table = Table(
+        title=counted(total, "row") + where,
+        title_justify="left",
+        caption="share: of all rows. 95 % interval: of the share, for rows that are independent of each other.",
+        caption_justify="left",
+    )
     for heading in ("verdict", "rows", "share", "95 % interval"):
         table.add_column(heading, justify="left" if heading == "verdict" else "right")
     for verdict, count in counts.most_common():

@@ -165,7 +165,10 @@ def _wait_for_end(process: Popen[bytes], folder: Path) -> None:
 
 def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
     number = counted(workers, "worker")
-    out.print(f"judge at [bold]{escape(judge.url)}[/], {number}, isolation [bold]{judge.isolation}[/]")
+    out.print(
+        f"judge at [bold]{escape(judge.url)}[/], {number}, isolation [bold]{judge.isolation}[/]",
+        soft_wrap=True,
+    )
     if judge.isolation == "none":
         err.print(
             "[yellow]isolation none: programs can read every file that you can read; run only code you trust[/]",
@@ -226,7 +229,7 @@ def _dashboard(url: str, status: dict[str, Any]) -> RenderableType:
         f"outcomes: {_counts(status['outcomes'])}; restarts: {_counts(status['restarts'])}",
         *(f"[yellow]not enforced: {escape(sentence)}[/]" for sentence in status["exceptions"]),
     ]
-    return Group(*lines, fitting(_worker_table(status["workers"]), out))
+    return Group(*lines, fitting(_worker_table(status["workers"], status["isolation"]), out))
 
 
 def _recent_times(status: dict[str, Any]) -> str:
@@ -253,23 +256,34 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none yet"
 
 
-def _worker_table(workers: list[dict[str, Any]]) -> Table:
+def _worker_table(workers: list[dict[str, Any]], isolation: str | None) -> Table:
+    """Returns a table of the workers. The table shows the isolation of each worker only if it differs from
+    `isolation`, which is the judge's, for one of them."""
     from rich.table import Column, Table
 
     from rstar2.judge.queue.liveness import DEAD_AFTER_S
 
-    columns = ("pid", "isolation", "programs", "mean ms", "running s", "heartbeat")
-    table = Table(Column("worker", overflow="fold"), *columns)
+    differs = any(worker["isolation"] != isolation for worker in workers)
+    columns = ("pid", *(["isolation"] if differs else []), "programs", "mean ms", "running s", "seen s ago")
+    table = Table(
+        Column("worker", no_wrap=True),  # so that a name can be copied
+        *(Column(name, justify="left" if name == "isolation" else "right") for name in columns),
+        box=None,
+        padding=(0, 2, 0, 0),
+        caption="programs: finished so far. mean ms: mean time of a program. running s: time of the program that "
+        "runs now. seen s ago: time since the worker's last heartbeat; the line of a dead worker is red.",
+        caption_justify="left",
+    )
     for worker in workers:
         table.add_row(
             escape(worker["name"]),
             str(worker["pid"]),
-            worker["isolation"],
-            str(worker["done"]),
+            *([worker["isolation"]] if differs else []),
+            f"{worker['done']:,}",
             # A worker has a default mean until its first program has finished.
-            f"{1000 * worker['mean_s']:.1f}" if worker["done"] else "–",
+            f"{1000 * worker['mean_s']:,.1f}" if worker["done"] else "–",
             f"{worker['running_s']:.1f}",
-            f"{worker['age_s']:.1f} s ago",
+            f"{worker['age_s']:.1f}",
             style="red" if worker["age_s"] > DEAD_AFTER_S else None,
         )
     return table
@@ -463,5 +477,7 @@ def _show(result: RunResult) -> None:
     seconds = f"{result.wall_s:.3f} s, {result.cpu_s:.3f} s CPU, {result.queue_s:.3f} s queued"
     during = f" while {result.ended_while}" if result.ended_while else ""
     err.print(
-        f"[dim]{result.outcome}{during}, exit code {result.exit_code}, {seconds}, isolation {result.isolation}[/dim]"
+        f"[dim]{result.outcome}{during}, exit code {result.exit_code}, {seconds}, "
+        f"isolation {result.isolation}[/dim]",
+        soft_wrap=True,
     )

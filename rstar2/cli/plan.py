@@ -42,6 +42,9 @@ EPILOG = examples(
     ("for a script", "rstar2 plan --model Qwen/Qwen3-14B --profile 64xh100 --json"),
 )
 
+_GATHERED = (
+    "gathered layers: weights and gradients that a device collects from all others to compute a layer."
+)
 _LONGEST_NAME = 40
 """Maximum number of characters of a model's name in a table's title."""
 
@@ -214,6 +217,7 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: Survey, run: P
         },
     )
     block("disk, GiB", {"one checkpoint": _gib(disk.checkpoint), "the whole run": _gib(disk.total)})
+    table.caption = _GATHERED
     out.print(table)
     _warn([*conversations.form, *shortage, *_sft_warnings(shape, recipe, expected, run)])
 
@@ -335,7 +339,8 @@ def _blank_table(named: str | None, shape: ModelShape, hardware: Hardware, colum
     gpus = hardware.nodes * hardware.gpus_per_node
     devices = f"{gpus} × {hardware.gpu.upper()}" if hardware.device == "cuda" else f"{gpus} CPU rank"
     model = shape.kind if named is None else f"{named} ({shape.kind})"
-    table = Table("", title=escape(f"{model}: {shape.parameters:,} parameters, on {devices}"))
+    title = escape(f"{model}: {shape.parameters:,} parameters, on {devices}")
+    table = Table("", title=title, caption_justify="left")
     for column in columns:
         table.add_column(column, justify="right")
     return table
@@ -384,20 +389,19 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe], named: str | N
             f"to sample problems before stage {sampled_before}", lambda each: f"{each.filter_hours:,.1f}"
         )
     rows.add("the stage's steps", lambda each: f"{each.hours:,.1f}")
-    out.print(table)
-    out.print(f"Hours in total: {estimate.hours['total']:,.1f}.", soft_wrap=True)
-    _note(
-        "The update has two phases: the log-probabilities are computed first, and then the "
-        "weights are updated. The peak is the memory of the phase that needs more memory. The "
-        "row of activations shows the larger value of the two phases. The rows above the peak "
-        "therefore do not add up to it."
-    )
     assumed = estimate.assumptions
     problems = f"{assumed.problems:,} problems before stage {sampled_before}, " if sampled_before else ""
-    _note(
+    table.caption = (
+        "The update has two phases: the log-probabilities are computed first, and then the weights are updated. The "
+        "peak is the memory of the phase that needs more memory. The row of activations shows the larger value of "
+        "the two phases. The rows above the peak therefore do not add up to it.\n"
+        f"{_GATHERED} engine workspace: the engine's activations and logits. trainer, not offloaded: the trainer's "
+        "weights and optimizer that stay in this memory while the engine generates.\n"
         f"Assumed: {_lengths(assumed)}, {assumed.calls_per_rollout:.3g} tool calls each, {assumed.program_s:g} core "
         f"seconds a call, {problems}a disk of {assumed.disk_bytes_per_s / 1e9:g} GB/s."
     )
+    out.print(table)
+    out.print(f"Hours in total: {estimate.hours['total']:,.1f}.", soft_wrap=True)
 
 
 def _add_memory(rows: _Rows, hardware: Hardware, capacity: int | None) -> None:
@@ -417,9 +421,9 @@ def _add_memory(rows: _Rows, hardware: Hardware, capacity: int | None) -> None:
     rows.gib("peak at expected lengths", lambda each: each.memory_per_gpu.expected_update_total)
     rows.block(f"rollouts: GiB of {device}")
     rows.gib("engine weights", lambda each: each.memory_per_gpu.engine_weights)
-    rows.gib("workspace", lambda each: each.memory_per_gpu.engine_workspace)
+    rows.gib("engine workspace", lambda each: each.memory_per_gpu.engine_workspace)
     rows.gib("KV cache", lambda each: each.memory_per_gpu.kv_cache)
-    rows.gib("kept by the trainer", lambda each: each.memory_per_gpu.kept_by_trainer)
+    rows.gib("trainer, not offloaded", lambda each: each.memory_per_gpu.kept_by_trainer)
     rows.gib(f"total{of_capacity}", lambda each: each.memory_per_gpu.rollout_total)
     rows.block("rollouts of one engine")
     rows.add("fit at full length", lambda each: f"{each.memory_per_gpu.full_length_rollouts}")
@@ -452,10 +456,6 @@ def _cuda_bytes() -> int:
     from rstar2.train.estimate.memory import ASLEEP
 
     return ASLEEP
-
-
-def _note(text: str) -> None:
-    out.print(text, style="dim", soft_wrap=True, markup=False)
 
 
 def _lengths(assumed: Assumptions) -> str:

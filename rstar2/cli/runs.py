@@ -58,7 +58,7 @@ def list_(root: Annotated[Path, typer.Option(help="The folder with the runs.")] 
         row = (str(path), kind, str(status.get("state", "?")), str(status.get("attempt", "")), at)
         table.add_row(*map(escape, row))
     if not table.row_count:
-        out.print(f"no runs below {root}", markup=False)
+        out.print(f"no runs below {root}", markup=False, soft_wrap=True)
         return
     out.print(table, crop=False)
 
@@ -120,7 +120,13 @@ def _print_results(page: RunPage) -> None:
         for table in result_tables([(part.name, part.results["summary"]) for part in page.sections], out):
             out.print(table)
     curves = Table(
-        "in training", Column("steps", justify="right"), "first → last", box=None, padding=(0, 3, 0, 0)
+        "in training",
+        Column("steps", justify="right"),
+        "first → last",
+        box=None,
+        padding=(0, 3, 0, 0),
+        caption="first → last: value at the first and at the last of these steps.",
+        caption_justify="left",
     )
     for chart in page.charts:
         text = percent if chart["unit"] == "share" else "{:.1f}".format

@@ -307,7 +307,7 @@ def down(port: Port = None) -> None:
 
     server = one_server(port)
     end_server(server)
-    out.print(f"the server at {server.url} stopped", markup=False)
+    out.print(f"the server at {server.url} stopped", markup=False, soft_wrap=True)
 
 
 @app.command(

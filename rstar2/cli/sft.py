@@ -106,7 +106,7 @@ def command(
         return
     plan = _checked_plan(resolved, model, data, run, JudgeChoice(judge, judge_token, judge_workers))
     trained = _train(plan, run)
-    out.print(f"model    [cyan]{escape(str(trained))}[/]")
+    out.print(f"model    [cyan]{escape(str(trained))}[/]", soft_wrap=True)
     same_profile = f" --profile {profile}" if profile else ""
     next_line = f"rstar2 train --stage 1{same_profile} --model {trained} --data data/rl"
     out.print(f"next     [cyan]{escape(next_line)}[/]", soft_wrap=True)
@@ -170,7 +170,7 @@ def _train(plan: SftPlan, run: Path) -> Path:
     warn_before_sft(plan, run)
     with open_run(run, "sft", plan.config(), plan.compared) as opened:
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
-        out.print(f"trainer log: [cyan]tail -f {escape(str(opened.logs))}/sft.log[/]")
+        out.print(f"trainer log: [cyan]tail -f {escape(str(opened.logs))}/sft.log[/]", soft_wrap=True)
         with ProgressRows() as progress:
             return run_sft_plan(plan, opened, progress)
 

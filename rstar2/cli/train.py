@@ -233,12 +233,12 @@ def _train(plan: TrainPlan, run: Path) -> None:
 
     with open_run(run, "train", plan.config(), plan.compared) as opened:
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
-        out.print(f"trainer logs: [cyan]tail -f {escape(str(opened.logs))}/*.log[/]")
+        out.print(f"trainer logs: [cyan]tail -f {escape(str(opened.logs))}/*.log[/]", soft_wrap=True)
         with ProgressRows() as progress:
             trained = run_train_plan(plan, opened, progress)
     out.print(timing_table(run_timing(run)))
-    out.print(f"model    [cyan]{escape(str(trained))}[/]")
-    out.print(f"next     [cyan]rstar2 eval aime25 --model {escape(str(trained))}[/]")
+    out.print(f"model    [cyan]{escape(str(trained))}[/]", soft_wrap=True)
+    out.print(f"next     [cyan]rstar2 eval aime25 --model {escape(str(trained))}[/]", soft_wrap=True)
 
 
 def unreadable_lines(unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> Iterator[str]:

@@ -60,7 +60,7 @@ def profile_for(model: Path | str) -> str | None:
     from rstar2.train.hardware import default_profile
 
     if profile := default_profile(Path(model)):
-        err.print(f"this machine has no GPU and the model is tiny: using --profile {profile}")
+        err.print(f"this machine has no GPU and the model is tiny: using --profile {profile}", soft_wrap=True)
     return profile
 
 

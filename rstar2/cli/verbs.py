@@ -115,19 +115,23 @@ def _load(name: str) -> Command:
     if app is None:
         app = typer.Typer(add_completion=False, rich_markup_mode="rich")
         app.command(name, epilog=module.EPILOG)(module.command)
-    return _with_whole_paragraphs(typer.main.get_command(app))
+    return _with_readable_help(typer.main.get_command(app))
 
 
-def _with_whole_paragraphs(command: Command) -> Command:
-    """Join the lines of each help paragraph of a command and of its subcommands, and return the command.
+def _with_readable_help(command: Command) -> Command:
+    """Change the help of a command and of its subcommands, and return the command.
 
-    Typer would keep the line breaks of the docstring, which do not fit the terminal.
+    The lines of each paragraph are joined, because Typer would keep the line breaks of the docstring, which do not fit
+    the terminal. Lines end without spaces, so that examples can be copied.
     """
+    from rstar2.cli.common import HelpContext
+
+    command.context_class = HelpContext
     if command.help:
         paragraphs = inspect.cleandoc(command.help).split("\n\n")
         command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     for subcommand in getattr(command, "commands", {}).values():
-        _with_whole_paragraphs(subcommand)
+        _with_readable_help(subcommand)
     return command
 
 

@@ -72,10 +72,10 @@ def test_a_training_run_is_analysed_with_its_own_models_and_what_its_rollouts_ke
 def test_two_arms_of_the_same_name_are_set_side_by_side(analysed: dict[str, Any]) -> None:
     columns = analysed["entropy_arms"]["columns"]
     rows = [dict(zip(columns, row, strict=True)) for row in analysed["entropy_arms"]["rows"]]
-    assert {(row["first"], row["second"]) for row in rows} == {
+    assert {(row["traces A"], row["traces B"]) for row in rows} == {
         ("eval/stage1", "plain eval/stage1"), ("training stage1", "plain training stage1"),
     }  # fmt: skip
-    assert all(row["difference"] == pytest.approx(0, abs=1e-4) for row in rows)
+    assert all(row["B - A"] == pytest.approx(0, abs=1e-4) for row in rows)
 
 
 @pytest.mark.slow
@@ -124,17 +124,48 @@ def test_tables_are_shown_before_plots_are_drawn(
     result = rstar2("analyze", run, "--output", tmp_path, *words)
     assert result.code == 1
     assert f"cannot write {tmp_path}" in result.stderr
-    assert "How calls ended" in result.stdout
+    assert "Tool calls" in result.stdout
     assert "tables and plots:" not in result.stdout
 
 
-def test_the_terminal_shows_the_short_tables(run: Path) -> None:
+def test_the_terminal_shows_summary_tables_with_captions_and_names_the_folder(
+    analysed: dict[str, Any], run: Path
+) -> None:
+    result = rstar2("analyze", run, env={"COLUMNS": "80"})
+    assert result.code == 0, result.stderr
+    *lines, last = result.stdout.splitlines()
+    assert last == f"all tables and plots: {run / 'analysis'}"
+    titles = [
+        line.rstrip() for line in lines if line.rstrip() in {each["title"] for each in analysed.values()}
+    ]
+    assert titles == [
+        "Entropy per token, in nats",
+        "What the most uncertain tokens are",
+        "Tool calls",
+        "Behaviour",
+    ]
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 100
+    words = " ".join(result.stdout.split())
+    assert "the ends of the 95 % interval, clustered by problem" in words
+    assert "repaired: share of the turns with a failed call after which a later call was ok." in words
+    assert "turns to repair" not in words  # only in the files and on the page
+    assert (run / "analysis" / "calls_kinds.csv").is_file()
+
+
+def test_a_file_of_traces_without_a_model_has_no_table_of_entropy(run: Path) -> None:
     result = rstar2("analyze", run / "eval" / "stage1" / "traces.jsonl", env={"COLUMNS": "80"})
     assert result.code == 0, result.stderr
-    assert "How calls ended" in result.stdout
+    assert "Tool calls" in result.stdout
     assert "Behaviour" in result.stdout
-    assert "Entropy" not in result.stdout  # a single file does not name its model
+    assert "Entropy" not in result.stdout
     assert (run / "eval" / "stage1" / "traces-analysis" / "calls.csv").is_file()
+
+
+def test_every_table_of_the_page_says_what_its_figures_are(analysed: dict[str, Any]) -> None:
+    for table in analysed.values():
+        assert table["caption"].endswith("."), table["name"]
+        assert len(table["columns"]) == len(set(table["columns"])), table["name"]
 
 
 def test_a_path_without_traces_and_a_missing_one_are_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ TITLE_LINE = re.compile(
     r"font-size: ([\d.]+)px[^>]*(?:\(-0 [\d.]+|translate\([\d.]+) ([\d.]+)\)\">(word[^<]*)<"
 )
 """Matches a line of a title: its font size, the y of its baseline, and its text."""
-TABLE = Table("table", "A table", ("x", "y"))
+TABLE = Table("table", "A table", "", ("x", "y"))
 NARROW: list[list[Value]] = [[0, 0.2, 0.1, 0.3], [1, 0.4, 0.3, 0.5]]
 TALL: list[list[Value]] = [[-30, 700.0], [10, 900.0], [50, None]]
 

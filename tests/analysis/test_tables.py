@@ -15,7 +15,7 @@ from rstar2.analysis.estimates import Sums, mean
 from rstar2.analysis.figures import draw, file_names
 from rstar2.analysis.kinds import KINDS
 from rstar2.analysis.stored import FORKING, REFLECTION
-from rstar2.analysis.tables import Table, chart, write_csv
+from rstar2.analysis.tables import INTERVAL, Table, chart, write_csv
 from rstar2.analysis.tokens import TokenReader, after_reply
 from rstar2.analysis.uncertainty import WINDOW, Uncertainty, top_tokens
 from rstar2.loop.trace import ToolCall, Trace, Turn
@@ -113,10 +113,10 @@ def test_outcomes_are_told_apart_by_words_alone(codec: ChatCodec, make_trace: An
         tokens = reader.read(trace)
         entropy = np.where(tokens.kind == KINDS.index("word"), HIGH, LOW).astype(np.float32)
         entropy_figures.add(trace, tokens, entropy)
-    rows = {row["call"]: row for row in _table(entropy_figures, "entropy_outcomes")}
+    rows = {row["outcome of call"]: row for row in _table(entropy_figures, "entropy_outcomes")}
     assert set(rows) == {"ok", "failed", "E0Error", "E1Error", "E2Error"}
-    assert all(row["over words"] == 0 for row in rows.values())
-    assert all(row["over ok"] == 0 for name, row in rows.items() if name != "ok")
+    assert all(row["minus words elsewhere"] == 0 for row in rows.values())
+    assert all(row["minus words after ok"] == 0 for name, row in rows.items() if name != "ok")
     contrasts = {
         (row["contrast"], row["first tokens"]): row["difference"]
         for row in _table(entropy_figures, "entropy_contrasts")
@@ -167,11 +167,11 @@ def test_code_numbers_and_markup_are_no_forking_words(codec: ChatCodec, make_tra
     assert all(kind == "code" for _, kind in others)
     (uncertain,) = _table(entropy_figures, "entropy_uncertain")
     shares = {row["kind"]: row for row in _table(entropy_figures, "entropy_shares")}
-    assert uncertain["code share"] == shares["code"]["of uncertain share"] > 0.5
+    assert uncertain["code share"] == shares["code"]["uncertain tokens share"] > 0.5
     assert shares["code"]["lift"] > 1
     assert 0 < uncertain["forking word share"] < 0.2
     assert sum(float(share) for name, share in uncertain.items() if name != "traces of") == pytest.approx(1)
-    assert sum(row["of all share"] or 0 for row in shares.values()) == pytest.approx(1, rel=1e-5)
+    assert sum(row["all tokens share"] or 0 for row in shares.values()) == pytest.approx(1, rel=1e-5)
     assert list(shares)[:2] == ["forking word", "reflection word"]
 
 
@@ -196,16 +196,16 @@ def test_each_kind_of_failure_is_reported_apart(codec: ChatCodec, make_trace: An
             entropy = np.full(len(after), LOW) + noise.uniform(0, 0.01, len(after))
             entropy[after >= 0] += raised[name] + noise.normal(0, 0.2)
             entropy_figures.add(trace, tokens, entropy.astype(np.float32))
-    rows = {row["call"]: row for row in _table(entropy_figures, "entropy_outcomes")}
+    rows = {row["outcome of call"]: row for row in _table(entropy_figures, "entropy_outcomes")}
     assert list(rows) == ["ok", "failed", "NameError", "ValueError", "TypeError"]
     assert {name: row["replies"] for name, row in rows.items()} == {**counts, "failed": 10}
-    assert rows["NameError"]["over ok"] == pytest.approx(0, abs=0.3)
-    assert rows["ValueError"]["over ok"] == pytest.approx(2.0, abs=0.4)
-    assert rows["failed"]["over ok"] == pytest.approx(0.9, abs=0.3)
+    assert rows["NameError"]["minus words after ok"] == pytest.approx(0, abs=0.3)
+    assert rows["ValueError"]["minus words after ok"] == pytest.approx(2.0, abs=0.4)
+    assert rows["failed"]["minus words after ok"] == pytest.approx(0.9, abs=0.3)
     # One reply has no interval, for any size of the other group. Three replies have a wide one.
-    assert rows["TypeError"]["± ok"] is None
-    assert rows["ValueError"]["± ok"] > rows["ok"]["± words"] > 0
-    assert rows["ok"]["over ok"] is None
+    assert rows["TypeError"]["± after ok"] is None
+    assert rows["ValueError"]["± after ok"] > rows["ok"]["± elsewhere"] > 0
+    assert rows["ok"]["minus words after ok"] is None
     curves = uncertainty.tables([entropy_figures], {"made": "exact"})[-1]
     chart_list = uncertainty.charts([entropy_figures], curves)
     assert [each["title"] for each in chart_list] == [
@@ -213,7 +213,7 @@ def test_each_kind_of_failure_is_reported_apart(codec: ChatCodec, make_trace: An
         "made: entropy of all tokens after a tool reply",
         "made: entropy from the start of a call",
     ]
-    names = {(row["around"], row["call"]) for row in _rows(curves)}
+    names = {(row["around"], row["outcome of call"]) for row in _rows(curves)}
     assert {("reply", "ValueError"), ("call", "NameError"), ("reply", "failed")} <= names
 
 
@@ -282,7 +282,7 @@ def test_the_contrasts_are_the_rises_that_were_made(uncertainty_of_trace: Uncert
 
 def test_the_curve_has_each_offset_of_replies_and_calls_by_outcome(uncertainty_of_trace: Uncertainty) -> None:
     curves = uncertainty.tables([uncertainty_of_trace], {"made": "exact"})[-1]
-    at = {(row["around"], row["call"], row["offset"]): row for row in _rows(curves)}
+    at = {(row["around"], row["outcome of call"], row["offset"]): row for row in _rows(curves)}
     assert at["reply", "ok", 0]["mean"] == pytest.approx(AFTER_OK)
     assert at["reply", "failed", RISE - 1]["mean"] == pytest.approx(AFTER_FAILED)
     assert at["reply", "ok", -1]["mean"] == pytest.approx(LOW)
@@ -304,7 +304,7 @@ def test_the_curve_has_each_offset_of_replies_and_calls_by_outcome(uncertainty_o
 def test_words_have_their_lift_and_their_class(uncertainty_of_trace: Uncertainty) -> None:
     words = {row["word"]: row for row in _table(uncertainty_of_trace, "entropy_words")}
     assert words["but"]["class"] == "reflection"
-    assert words["but"]["tokens"] == words["but"]["uncertain"] >= 36
+    assert words["but"]["tokens"] == words["but"]["uncertain tokens"] >= 36
     # A fifth of all tokens are uncertain, but all occurrences of this word: a lift of about five. Some tokens spell no
     # word.
     assert 4 < words["but"]["lift"] < 6
@@ -330,8 +330,8 @@ def test_only_words_that_are_uncertain_more_often_than_others_are_listed(
 def test_kinds_verdicts_and_the_gap_of_a_bound_are_means(uncertainty_of_trace: Uncertainty) -> None:
     (row,) = _table(uncertainty_of_trace, "entropy")
     assert (row["traces"], row["source"]) == (36, "exact")
-    assert (row["k after ok"], row["k after failed"]) == (RISE, RISE)
-    assert row["gap"] == pytest.approx(0.25)
+    assert (row["k after ok replies"], row["k after failed replies"]) == (RISE, RISE)
+    assert row["upper minus lower bound"] == pytest.approx(0.25)
     by_kind = {row["kind"]: row for row in _table(uncertainty_of_trace, "entropy_kinds")}
     assert set(by_kind) == set(KINDS) - {"number"}
     assert by_kind["code"]["mean"] == pytest.approx(LOW)
@@ -408,17 +408,17 @@ def test_repair_repetition_and_time_are_counted() -> None:
     (row,) = _rows(summary)
     assert row["calls"] == 7
     assert row["failed share"] == pytest.approx(4 / 7, rel=1e-5)
-    assert row["failed in correct share"] == pytest.approx(2 / 5)
+    assert row["failed in correct traces share"] == pytest.approx(2 / 5)
     assert row["lost share"] == pytest.approx(1 / 7, rel=1e-5)
     # Four turns failed. Another call followed three of them, and one of these calls was right. Two of the four rollouts
     # had a right call in the end.
-    assert row["tried again share"] == pytest.approx(3 / 4)
-    assert row["next right share"] == pytest.approx(1 / 3, rel=1e-5)
+    assert row["called again share"] == pytest.approx(3 / 4)
+    assert row["next call ok share"] == pytest.approx(1 / 3, rel=1e-5)
     assert row["repaired share"] == pytest.approx(2 / 4)
     assert row["answered share"] == pytest.approx(2 / 4)
-    assert row["tries"] == pytest.approx(1.5)
+    assert row["turns to repair"] == pytest.approx(1.5)
     assert row["repeated share"] == pytest.approx(2 / 7, rel=1e-5)
-    assert (row["mean s"], row["p95 s"]) == (2.0, 2.0)
+    assert (row["mean seconds"], row["95th percentile seconds"]) == (2.0, 2.0)
     assert {each["kind"]: each["calls"] for each in _rows(kinds)} == {
         "NameError": 3, "ok": 2, "ValueError": 1, "lost": 1,
     }  # fmt: skip
@@ -443,9 +443,9 @@ def test_a_lost_call_is_no_answer_to_a_failure() -> None:
     call_table.add(_trace([_call("error")], [_call("lost"), _call("ok")], problem="a"))
     call_table.add(_trace([_call("error")], [_call("lost")], [_call("ok")], problem="b"))
     (row,) = _rows(calls.tables([call_table])[0])
-    names = ("tried again", "next right", "repaired")
+    names = ("called again", "next call ok", "repaired")
     assert [row[f"{name} share"] for name in names] == [0.5, 1.0, 0.5]
-    assert row["tries"] == 1.0
+    assert row["turns to repair"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -494,7 +494,7 @@ def test_behaviour_is_told_by_difficulty_and_step() -> None:
     by_problem = {each["problems"]: each for each in _rows(difficulty)}
     assert set(by_problem) == {"never solved", "half and more"}
     assert by_problem["never solved"]["truncated share"] == 1.0
-    assert by_problem["half and more"]["several tags share"] == 1.0
+    assert by_problem["half and more"]["several answer tags share"] == 1.0
     assert by_problem["half and more"]["unclosed tag share"] == 1.0
     assert {each["fact"] for each in _rows(intervals)} >= {"turns", "repeated"}
     assert [(each["step"], each["no answer tag share"]) for each in _rows(steps)] == [(1, 0.0), (2, 1.0)]
@@ -523,12 +523,12 @@ def test_the_interval_of_a_share_stays_a_share() -> None:
         behaved.add(_trace(*turns, problem=str(problem), verdict="wrong" if problem else "correct"))
     rows = _rows(behaviour.tables([behaved])[2])
     (correct,) = [row for row in rows if row["fact"] == "correct"]
-    assert (correct["mean"], correct["low"]) == (0.25, 0.0)
-    assert correct["high"] == 1.0
+    assert (correct["mean"], correct["95 % low"]) == (0.25, 0.0)
+    assert correct["95 % high"] == 1.0
     turns = next(row for row in rows if row["fact"] == "turns")
-    assert turns["high"] > turns["mean"] == 2.5
+    assert turns["95 % high"] > turns["mean"] == 2.5
     for row in (*_rows(calls.tables([call_table])[0]), *_rows(calls.tables([call_table])[2])):
-        assert (row["failed share"], row["low share"], row["high share"]) == (0.25, 0.0, 1.0)
+        assert (row["failed share"], row["95 % low share"], row["95 % high share"]) == (0.25, 0.0, 1.0)
 
 
 def test_the_plot_of_failed_calls_says_what_is_usual() -> None:
@@ -540,7 +540,7 @@ def test_the_plot_of_failed_calls_says_what_is_usual() -> None:
 
 
 def test_csv_files_and_plots_are_written(tmp_path: Path) -> None:
-    table = Table("made", "Made", ("step", "share"), [(1, 0.5), (2, None)])
+    table = Table("made", "Made", "", ("step", "share"), [(1, 0.5), (2, None)])
     write_csv(tmp_path, [table])
     assert (tmp_path / "made.csv").read_text() == "step,share\n1,0.5\n2,\n"
     drawing = chart(
@@ -571,7 +571,7 @@ def test_what_uncertain_tokens_are_is_drawn_over_the_training_steps(
             by_step[step, "forking word"] + by_step[step, "reflection word"], rel=1e-4
         )
         assert sum(by_step[step, kind] for kind in KINDS) == pytest.approx(1, rel=1e-4)
-    steps = Table("entropy_steps", "", ("traces of", "step", "tokens", "mean", "low", "high"),
+    steps = Table("entropy_steps", "", "", ("traces of", "step", "tokens", "mean", *INTERVAL),
                   [("made", step, 1, 0.5, None, None) for step in (1, 2)])  # fmt: skip
     _, drawing = uncertainty.step_charts([uncertainty_of_trace], steps, shares)
     assert drawing["title"] == "made: what the uncertain tokens are"

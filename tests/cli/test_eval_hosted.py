@@ -56,6 +56,7 @@ def test_request_fields_tools_in_the_text_and_fields_left_out_are_in_the_results
         words += ["--tools-in-text", "--request-body", "reasoning.effort=low", "--judge", judge.url]
         result = _eval(*words)
     assert result.exit_code == 0, result.output
+    assert result.output.count("the results are not exact:\n- token counts and budgets: ") == 1
     message = (
         "results are not exact: requests to the model no longer send `temperature`, "
         "so its server's default applies."

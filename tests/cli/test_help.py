@@ -146,6 +146,25 @@ def test_every_help_ends_in_worked_examples_of_that_command(name: str) -> None:
         assert f"rstar2 {' '.join(path)}" in after
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_each_example_can_be_copied_from_a_terminal_of_80_columns(name: str) -> None:
+    """A shell joins the lines of a command that end with a backslash."""
+    for path in _leaves(name):
+        help_text = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "80"}).output
+        wide_help = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200"}).output
+        copied, commands = (
+            [
+                " ".join(line.split())
+                for line in text.rpartition("Examples")[2].replace("\\\n", " ").splitlines()
+                if line.startswith("   ")
+            ]
+            for text in (help_text, wide_help)
+        )
+        assert commands
+        assert copied == commands
+        assert not any(command.endswith("\\") for command in copied)  # a space follows the backslash
+
+
 def test_the_line_in_the_list_is_the_verbs_own_first_line() -> None:
     for verbs in VERBS.values():
         for name, line in verbs.items():

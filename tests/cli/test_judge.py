@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.commands import CommandResult, rstar2
@@ -157,6 +158,17 @@ def test_times_of_the_last_programs_are_shown_and_no_mean_of_a_worker_without_an
     }  # fmt: skip
     status |= {} if recent is None else {"recent_programs": recent}
 
+    output = _shown(shell, status)
+    times = "waiting: median 78 ms, 99 % below 1,234 ms; running: median 0.4 ms, 99 % below 9.9 ms"
+    [line] = [line.rstrip() for line in output.splitlines() if line.startswith("waiting")]
+    assert line == times + (" (last 3 programs)" if recent else "")
+    means = {cells[0]: cells[3] for cells in _worker_rows(output)}
+    assert means == {"idle": "–", "busy": "50.0"}
+
+
+def _shown(shell: Shell, status: dict[str, Any]) -> str:
+    """Returns what `judge status` prints about a judge that answers with this status."""
+
     class Judge(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -167,14 +179,37 @@ def test_times_of_the_last_programs_are_shown_and_no_mean_of_a_worker_without_an
         served = pool.submit(server.handle_request)
         output = shell("status", "--once", "--url", f"http://127.0.0.1:{server.server_port}").stdout
         served.result(600)
-    times = "waiting: median 78 ms, 99 % below 1,234 ms; running: median 0.4 ms, 99 % below 9.9 ms"
-    [line] = [line.rstrip() for line in output.splitlines() if line.startswith("waiting")]
-    assert line == times + (" (last 3 programs)" if recent else "")
-    means = {
-        cells[0].strip(): cells[4].strip()
-        for cells in (line.strip("│").split("│") for line in output.splitlines() if line.startswith("│"))
-    }
-    assert means == {"idle": "–", "busy": "50.0"}
+    return output
+
+
+def _worker_rows(output: str) -> list[list[str]]:
+    """Returns the cells of each worker in the output of `judge status`."""
+    lines = output.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("worker")) + 1
+    caption = next(number for number, line in enumerate(lines) if line.startswith("programs: "))
+    return [line.split() for line in lines[first:caption]]
+
+
+def test_each_worker_has_one_line_in_a_terminal_of_80_columns(shell: Shell) -> None:
+    shell.environment["COLUMNS"] = "80"
+    workers = [
+        {
+            "name": f"3f2a9c81b7d4-1234567-{number}-a1b2c3", "pid": 1234567, "isolation": "strict",
+            "done": 1234, "mean_s": 0.0505, "running_s": 12.3, "age_s": 0.1,
+        }
+        for number in range(2)
+    ]  # fmt: skip
+    status = {
+        "queue": 0, "num_workers": 2, "running": 0, "rate": 0.0, "outcomes": {}, "restarts": {},
+        "isolation": "strict", "exceptions": [], "queue_time": {}, "run_time": {}, "workers": workers,
+    }  # fmt: skip
+    figures = ["1234567", "1,234", "50.5", "12.3", "0.1"]
+    assert _worker_rows(_shown(shell, status)) == [[worker["name"], *figures] for worker in workers]
+    # A worker whose isolation is stronger than the judge's is told apart.
+    status["isolation"] = workers[1]["isolation"] = "landlock"
+    shell.environment["COLUMNS"] = "100"
+    rows = _worker_rows(_shown(shell, status))
+    assert [row[2] for row in rows] == ["strict", "landlock"]
 
 
 @pytest.mark.slow

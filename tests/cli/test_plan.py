@@ -124,9 +124,14 @@ def test_the_table_fits_80_columns_and_adds_up(monkeypatch: pytest.MonkeyPatch) 
     assert {"peak, at most (of 79.1)", "tokens generated/s, per GPU", "tokens trained/s, per GPU"} <= set(
         cells
     )
-    assert "phase that needs more memory" in result.stdout
-    assert "42,000 problems before stage 3" in result.stdout
-    assert "problems before stage" not in rstar2(*line, "--stage", "1").stdout
+    words = " ".join(result.stdout.split())
+    assert "phase that needs more memory" in words
+    assert "42,000 problems before stage 3" in words
+    assert "problems before stage" not in " ".join(rstar2(*line, "--stage", "1").stdout.split())
+    # Every row whose name does not say what it is has an explanation below the table.
+    for name in ("gathered layers", "engine workspace", "trainer, not offloaded"):
+        assert name in cells
+        assert f" {name}: " in words
 
 
 def test_a_hub_id_that_is_known_needs_no_network_and_no_files(monkeypatch: pytest.MonkeyPatch) -> None:

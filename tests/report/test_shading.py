@@ -31,7 +31,8 @@ CHART = {
     "series": [{"name": "ok", "points": [[-1, 0.1], [0, 0.5, 0.4, 0.6], [1, 0.2]]},
                {"name": "failed", "points": [[-1, 0.1], [0, 0.9], [1, 0.3]]}],
 }  # fmt: skip
-TABLE = {"name": "calls_kinds", "title": "How calls ended", "columns": ["kind", "calls", "share"],
+TABLE = {"name": "calls_kinds", "title": "How calls ended", "caption": "share: of all calls.",
+         "columns": ["kind", "calls", "share"],
          "rows": [["NameError, in full", 3, 0.25], ["ok", 9, None]]}  # fmt: skip
 
 
@@ -159,6 +160,7 @@ def test_the_analysis_is_a_panel_of_plots_and_tables_each_with_its_data(browser:
         "return [...document.querySelectorAll('details details td')].slice(0, 6).map((node) => node.textContent)"
     )
     assert "usual: a rise at the first token" in texts(browser, ".plots.small p")
+    assert "share: of all calls." in texts(browser, "details details p")
     assert cells == ["NameError, in full", "3", "25.0 %", "ok", "9", "–"]
     saved_page = browser.run(
         "return [...document.querySelectorAll('a[download]')].map((node) => "

@@ -84,7 +84,7 @@ class LiveView(ABC):
 
     def say(self, text: str) -> None:
         """Print a line of text."""
-        self._console.print(text)
+        self._console.print(text, markup=False, soft_wrap=True)
 
     def warn(self, warnings: Iterable[str]) -> None:
         """Print each warning on a line of its own."""

@@ -43,17 +43,27 @@ def _table(*columns: Column, caption: str = "", gap: int = 2) -> Table:
     )
 
 
+_NOTES = {
+    "avg@n": "avg@n: share of correct samples, averaged over problems.",
+    "  95 %": "95 %: interval of avg@n, over problems like these and over repeats with the same problems.",
+    "maj@n": "maj@n: share of problems whose most frequent answer is correct.",
+    "pass@": "pass@k: share of problems with a correct answer among k samples.",
+    "avg@n, paper": "paper's reading rule: only answers in the paper's form count.",
+    "answers read by rule": "read by rule: number of answers that each rule found in the text.",
+    "samples not verified": "not verified: neither correct nor wrong, and counted as not correct in avg@n.",
+    "failed calls": "failed calls: share of all tool calls.",
+    "failed turns": "failed turns: turns with a failed call.",
+}
+"""Explanations of the figures of a summary, by the beginning of their labels."""
+
+
 def summaries_table(summaries: Sequence[tuple[str, dict[str, Any]]], console: Console) -> Table:
     """Returns a table of the summaries of benchmarks. A benchmark is given as a pair (name, summary).
 
     Each benchmark has a column in the table. If the columns do not fit into the console, each benchmark has a row with
     fewer figures.
     """
-    table = _table(
-        caption="avg@n: share of correct samples, averaged over problems. failed calls: share of all tool calls. "
-        "failed turns: turns with a failed call.",
-        gap=3,
-    )
+    table = _table(gap=3)
     table.add_column("")
     for name, _ in summaries:
         table.add_column(escape(name), justify="right")
@@ -62,6 +72,9 @@ def summaries_table(summaries: Sequence[tuple[str, dict[str, Any]]], console: Co
     for label in labels:
         cells = [column.get(label, "–") for column in columns]
         table.add_row(label, *cells, style="bold" if label == "avg@n" else None)
+    table.caption = " ".join(
+        note for start, note in _NOTES.items() if any(label.startswith(start) for label in labels)
+    )
     if _fits(table, console):
         return table
     return _rows_table([name for name, _ in summaries], columns)
@@ -142,7 +155,9 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
 
 def scores_table(name: str, scores: Mapping[str, Mapping[str, Any]]) -> Table:
     """Returns a table of a benchmark's own scores, with the names that its harness uses."""
-    table = _table(Column(escape(name)), gap=3)
+    table = _table(
+        Column(escape(name)), caption="95 %: interval of the score over problems like these.", gap=3
+    )
     for heading in ("score", "95 %", "problems"):
         table.add_column(heading, justify="right", no_wrap=True)
     for label, score in scores.items():
@@ -303,7 +318,10 @@ def _shows(bounds: Sequence[float]) -> str:
 
 def score_differences_table(name: str, scores: Sequence[ScoreDifference]) -> Table:
     """Returns a table of a benchmark's own scores in both runs, with the names that its harness uses."""
-    table = _table(Column(escape(name)))
+    table = _table(
+        Column(escape(name)),
+        caption="B - A: difference in percentage points, with its 95 % interval.",
+    )
     for heading in ("A", "B", "B - A", "95 %", "problems"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("shows", no_wrap=True)
@@ -329,7 +347,11 @@ MOST_FLIPS = 10
 def flips_table(each: Comparison) -> Table:
     """Returns a table of the problems that only one run solves in more than half of its samples, with each run's share
     of correct samples. The table has at most the first `MOST_FLIPS` of these problems."""
-    table = _table(Column(escape(f"{each.name}: flipped problems")), gap=3)
+    table = _table(
+        Column(escape(f"{each.name}: flipped problems")),
+        caption="A, B correct: share of correct samples.",
+        gap=3,
+    )
     for heading in ("A correct", "B correct"):
         table.add_column(heading, justify="right")
     table.add_column("")

@@ -48,7 +48,8 @@ class EvalView(LiveView):
         self.warn(plan.notes)
         left = plan.opened.left_to_server
         inexact = (*plan.opened.identity.get("inexact", ()), *([left] if left else []))
-        self.warn([f"the results are not exact: {what}" for what in inexact])
+        if inexact:
+            self.warn(["the results are not exact:", *(f"- {what}" for what in inexact)])
         protocols = {name: each.settings.protocol() for name, each in plan.benchmarks.items()}
         distinct: list[dict[str, Any]] = []
         for protocol in protocols.values():

@@ -95,6 +95,29 @@ def test_intervals_and_percentiles_say_what_they_are() -> None:
     assert {"  95 %, over problems", "  95 %, over repeats"} <= set(lines)
 
 
+def test_every_figure_whose_label_does_not_say_what_it_is_is_explained_below_the_table() -> None:
+    rows = [
+        Row("a", sample, "correct", "1", "answer", 7, 2, 1, 0, "boxed", None, None) for sample in range(4)
+    ]
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(summaries_table([("made", summarise({"a": rows}))], console))
+    text = captured.get()
+    assert max(map(len, text.splitlines())) <= 80
+    figures, _, caption = text.partition("avg@n: ")
+    words = " ".join(caption.split())
+    for label, note in (
+        ("  95 %, over repeats", "95 %: interval of avg@n"),
+        ("maj@n", "maj@n: share of problems"),
+        ("pass@4", "pass@k: share of problems"),
+        ("answers read by rule boxed", "read by rule: number of answers"),
+        ("samples not verified", "not verified: neither correct nor wrong"),
+        ("failed turns repaired later", "failed turns: turns with a failed call"),
+    ):
+        assert label in figures
+        assert note in words
+
+
 def test_the_average_so_far_has_its_interval() -> None:
     progress = Progress(
         done=10, total=20, resumed=0, correct=9, problems_done=10, problems=20, in_flight=2, tokens=0,

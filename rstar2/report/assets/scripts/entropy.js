@@ -66,11 +66,18 @@ function tokenNode(text, nats, mark) {
 
 const STALE = " The run has other traces by now: start `rstar2 analyze` again, then `rstar2 report`.";
 
-/** The panel with a run's analysis, {tables: [{name, title, columns, rows}], charts, stale}. Empty without one. */
+/**
+ * The panel with a run's analysis, {tables: [{name, title, caption, columns, rows}], charts, stale}. Empty without an
+ * analysis.
+ */
 function analysisPanels(analysis) {
   if (!analysis) return [];
   const charts = analysis.charts.map(plotWithUsual);
-  const tables = analysis.tables.map((table) => fold(table.title, [csvLink(table), tableOf(table)]));
+  const tables = analysis.tables.map((table) => {
+    // Earlier versions of the command wrote no captions.
+    const caption = table.caption ? element("p", { class: "muted" }, table.caption) : null;
+    return fold(table.title, [caption, csvLink(table), tableOf(table)]);
+  });
   const stale = element("p", {}, element("span", { class: "badge warn" }, "out of date"), STALE);
   const parts = [analysis.stale ? stale : null, element("div", { class: "plots small" }, charts), tables];
   const title = "Inside the traces: entropy, tool calls, behaviour";
