@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rstar2
+from rstar2.errors import UserError
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
+NOT_INSTALLED = "packages that this command needs are not installed: "
+"""The beginning of the message of `NotInstalled`. The names of the packages follow, separated by commas."""
 _COMMANDS = {
     **dict.fromkeys(("demo", "sft", "train"), "laptop"),
     "grade": "grade",
@@ -34,6 +37,18 @@ _MODULES = {
 """For each module whose own package is in no extra: the package that is in an extra and depends on the module's
 package.
 """
+
+
+class NotInstalled(UserError):
+    """Packages that a command needs are not installed.
+
+    Args:
+        modules: the names of the missing modules.
+        hint: the command that installs them, see `installation_for`.
+    """
+
+    def __init__(self, modules: Sequence[str], hint: str) -> None:
+        super().__init__(f"{NOT_INSTALLED}{', '.join(modules)}", hint)
 
 
 def pip_command(*words: str) -> str:

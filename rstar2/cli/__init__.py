@@ -10,7 +10,7 @@ import typer
 
 from rstar2 import __version__
 from rstar2.cli.verbs import VerbGroup
-from rstar2.errors import Failure, RStarError, UserError
+from rstar2.errors import Failure, RStarError
 from rstar2.terminal import write_readably
 
 app = typer.Typer(
@@ -66,11 +66,10 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package in ("", "rstar2"):
             raise
-        from rstar2.install import installation_for
+        from rstar2.install import NotInstalled, installation_for
 
-        hint = installation_for(package, sys.argv[1:])
-        _explain(UserError(f"this command needs {package}, which is not installed", hint))
-        sys.exit(UserError.exit_code)
+        _explain(NotInstalled([package], installation_for(package, sys.argv[1:])))
+        sys.exit(NotInstalled.exit_code)
     except OSError as error:
         from rstar2.files import DISK_ERRORS, os_failure
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from rstar2.cli.common import out
-from rstar2.errors import UserError
 from rstar2.terminal import percent
 
 if TYPE_CHECKING:
@@ -28,19 +27,16 @@ LINE_INTERVAL_S = 20.0
 
 
 def need_training_extra(rollouts_on: Iterable[Hardware] = ()) -> None:
-    """Raise UserError if torch or VERL is not installed, or if vLLM is missing and rollouts run on GPUs."""
+    """Raise NotInstalled if torch or VERL is not installed, or if vLLM is missing and rollouts run on GPUs."""
     needed = ["torch", "verl", "transfer_queue"]
     on_gpus = any(each.device == "cuda" for each in rollouts_on)
     if on_gpus:
         needed.append("vllm")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        from rstar2.install import installation_for
+        from rstar2.install import NotInstalled, installation_for
 
-        raise UserError(
-            f"packages that training needs are not installed: {', '.join(missing)}",
-            installation_for("vllm" if on_gpus else missing[0], ["train"]),
-        )
+        raise NotInstalled(missing, installation_for("vllm" if on_gpus else missing[0], ["train"]))
 
 
 def model_here(name: str) -> Path | str:

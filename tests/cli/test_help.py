@@ -248,7 +248,7 @@ def test_a_missing_package_names_the_extra_for_all_that_the_verb_needs(
         cli.main()
     assert excinfo.value.code == 2
     stderr = capsys.readouterr().err
-    assert f"this command needs {module.partition('.')[0]}, which is not installed" in stderr
+    assert f"packages that this command needs are not installed: {module.partition('.')[0]}" in stderr
     assert install_command(extra) in stderr
 
 

@@ -117,7 +117,7 @@ def test_rollouts_on_gpus_need_vllm_before_anything_starts(
     result = rstar2(*words, "8xh100")
     if asks:
         assert isinstance(result.exception, UserError)
-        assert result.exception.message == "packages that training needs are not installed: vllm"
+        assert result.exception.message == "packages that this command needs are not installed: vllm"
         assert "[gpu]" in (result.exception.hint or "")
         assert "[laptop]" not in (result.exception.hint or "")
     else:

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ from typer.testing import CliRunner
 
 from rstar2.cli import app
 from rstar2.doctor.gpu_check import run as runner
-from rstar2.doctor.gpu_check.check import Check, Result, Settings
+from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measurements, NotRun, Result, Settings
 from rstar2.doctor.gpu_check.checks import CHECKS
 from rstar2.doctor.gpu_check.private import scrubbed
-from rstar2.doctor.gpu_check.report import SCHEMA
+from rstar2.doctor.gpu_check.report import SCHEMA, Report
 from rstar2.doctor.gpu_check.run import CheckOptions, gpu_check, run_check
 from rstar2.doctor.gpu_check.sizes import SIZES, largest, planned_tensors
 
@@ -51,6 +50,28 @@ def settings(tmp_path: Path) -> Settings:
     return Settings("cpu", 1, *folders)
 
 
+def numbers(result: Result) -> dict[str, Any]:
+    return {number.name: number.value for number in result.measured.numbers}
+
+
+def hide(package: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a package impossible to import in processes that are started later."""
+    (folder / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules[{package!r}] = None\n", encoding="utf-8"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{TESTS}:{TESTS.parent}")
+
+
+def on_gpu(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Returns the settings for a GPU with 80 GiB, of which 60 GiB are free. The model is the tiny one."""
+    from rstar2.doctor.gpu_check.tools import model, training
+
+    monkeypatch.setattr(model, "trained_size", lambda settings: model.TINY)
+    for name, free in (("free_bytes", 60 << 30), ("total_bytes", 80 << 30)):
+        monkeypatch.setattr(training, name, lambda settings, free=free: free)
+    return Settings("cuda", 2, settings.work, settings.logs)
+
+
 def has_ended(pid: int) -> bool:
     fields = stat(pid)
     return not fields or fields[0] in "ZX"
@@ -67,12 +88,14 @@ def test_a_check_that_hangs_is_stopped_at_its_limit_with_all_it_started_and_says
     assert "--limit" in result.remedy
     assert "wait_for_ever" in "\n".join(result.last_lines)
     assert has_ended(int((settings.logs / "child.pid").read_text()))
+    assert numbers(result) == {"speed": 56.0}
 
 
 def test_a_check_that_is_killed_is_explained(settings: Settings) -> None:
     result = run_check(check("killed"), settings, LONG_S)
     assert (result.outcome, result.reason) == ("failed", "the check's process was killed by SIGKILL")
     assert "out of memory" in result.remedy
+    assert numbers(result) == {"speed": 12.0}
 
 
 def test_a_check_that_raises_is_explained_by_its_log(settings: Settings) -> None:
@@ -80,6 +103,8 @@ def test_a_check_that_raises_is_explained_by_its_log(settings: Settings) -> None
     assert result.outcome == "failed"
     assert result.reason.startswith("RuntimeError: CUDA out of memory")
     assert any("raises.py" in line for line in result.last_lines)
+    assert numbers(result) == {"speed": 34.0}
+    assert "| speed | 34 tokens/s |" in Report("cpu", [result]).markdown()
 
 
 def test_a_check_that_finds_a_fault_says_what_it_saw(settings: Settings) -> None:
@@ -89,25 +114,42 @@ def test_a_check_that_finds_a_fault_says_what_it_saw(settings: Settings) -> None
         "they differ by 0.5 nats",
         "Install another version.",
     )
-    assert [(number.name, number.value) for number in result.measured.numbers] == [("difference", 0.5)]
+    assert numbers(result) == {"difference": 0.5}
 
 
 def test_a_check_without_its_packages_is_not_run_and_says_what_installs_them(settings: Settings) -> None:
     result = run_check(check("lacks"), settings, LONG_S)
     assert (result.outcome, result.reason) == ("not run", "not installed: no_such_package")
     assert "pip install" in result.remedy
+    assert "[laptop]" in result.remedy
     on_gpu = run_check(check("lacks"), replace(settings, device="cuda"), LONG_S)
-    assert on_gpu.reason == "not installed: no_such_package, no_such_engine"
+    assert "[gpu]" in on_gpu.remedy
 
 
-@pytest.mark.parametrize("name", ["rl", "resume"])
-def test_training_without_vllm_on_a_gpu_is_not_run(name: str, settings: Settings) -> None:
-    if find_spec("vllm"):
-        pytest.skip("vLLM is installed")
-    result = run_check(CHECKS[name], replace(settings, device="cuda"), LONG_S)
-    assert result.outcome == "not run", result.reason
-    assert re.search(r"not installed: .*\bvllm\b", result.reason)
-    assert "[gpu]" in result.remedy
+@needs("verl")
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "package"), [("sft", "rensa"), ("rl", "rensa")])
+def test_a_check_whose_command_lacks_a_package_is_not_run(
+    name: str, package: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(package, tmp_path, monkeypatch)
+    result = run_check(CHECKS[name], settings, LONG_S)
+    assert (result.outcome, result.reason) == ("not run", f"not installed: {package}")
+    assert "pip install" in result.remedy
+
+
+@needs("verl")
+@pytest.mark.slow
+def test_training_without_vllm_on_a_gpu_is_not_run(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rstar2.doctor.gpu_check.checks import rl
+    from rstar2.doctor.gpu_check.tools import commands
+
+    hide("vllm", tmp_path, monkeypatch)
+    with pytest.raises(NotRun, match="not installed: vllm") as excinfo:
+        commands.run(settings, "rl", rl.words_of(on_gpu(settings, monkeypatch)))
+    assert "[gpu]" in excinfo.value.hint
 
 
 def test_the_page_names_the_bound_of_all_checks() -> None:
@@ -188,6 +230,7 @@ def test_ctrl_c_ends_the_check_and_reports_what_ran_so_far(tmp_path: Path) -> No
     reasons = [each["reason"] for each in record["checks"]]
     assert [each["outcome"] for each in record["checks"]] == ["passed", "not run", "not run"]
     assert reasons[1].startswith("Ctrl-C ended the check")
+    assert [each["value"] for each in record["checks"][1]["measured"]["numbers"]] == [56.0]
     assert reasons[2] == "Ctrl-C came before the check began"
     assert "Ctrl-C ended the checks." in (tmp_path / "gpu-check.md").read_text()
 
@@ -306,25 +349,21 @@ def test_the_commands_for_a_gpu_are_understood_by_train_and_sft(
     from rstar2.doctor.gpu_check.checks import rl, sft
     from rstar2.doctor.gpu_check.tools import model, training
 
-    on_gpu = Settings("cuda", 2, settings.work, settings.logs)
-    monkeypatch.setattr(model, "trained_size", lambda settings: model.TINY)
-    for name, free in (("free_bytes", 60 << 30), ("total_bytes", 80 << 30)):
-        monkeypatch.setattr(training, name, lambda settings, free=free: free)
-    words = rl.words_of(on_gpu)
+    with_gpu = on_gpu(settings, monkeypatch)
+    words = rl.words_of(with_gpu)
     assert "hardware.engine_memory_share=0.26" in words
     monkeypatch.setattr(training, "free_bytes", lambda settings: 0)
-    assert rl.words_of(on_gpu) == words, "the command is the same after the kill"
+    assert rl.words_of(with_gpu) == words, "the command is the same after the kill"
     result = rstar2(*words, "--dry-run")
     assert result.code == 0, result.stderr
     assert '"device": "cuda"' in result.stdout
     data = settings.work / "conversations.jsonl"
-    sft._write_conversations(data, model.random_model(on_gpu))
-    result = rstar2(*training.sft_words(on_gpu, settings.work / "sft", data, 8, 512), "--dry-run")
+    sft._write_conversations(data, model.random_model(with_gpu))
+    result = rstar2(*training.sft_words(with_gpu, settings.work / "sft", data, 8, 512), "--dry-run")
     assert result.code == 0, result.stderr
 
 
 def test_engine_and_trainer_that_disagree_are_found() -> None:
-    from rstar2.doctor.gpu_check.check import Measurements
     from rstar2.doctor.gpu_check.tools.training import AGREEMENT, add_agreement
 
     def wrong(*kls: float) -> int:
@@ -361,7 +400,6 @@ def test_a_step_that_was_lost_or_repeated_shows_in_the_weights(tmp_path: Path) -
 
 @needs("torch")
 def test_attention_that_masks_wrongly_is_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rstar2.doctor.gpu_check.check import CheckFailed
     from rstar2.doctor.gpu_check.checks import attention
 
     sound = attention._padded
@@ -372,10 +410,53 @@ def test_attention_that_masks_wrongly_is_found(settings: Settings, monkeypatch: 
 
         return sound(ignores_mask, rows)
 
-    assert "agree" in attention.run(settings).summary
+    sound_measurements = Measurements()
+    attention.run(settings, sound_measurements)
+    assert "agree" in sound_measurements.summary
     monkeypatch.setattr(attention, "_padded", unmasked)
     with pytest.raises(CheckFailed, match="padding changes log-probabilities"):
-        attention.run(settings)
+        attention.run(settings, Measurements())
+
+
+@needs("torch")
+@pytest.mark.slow
+async def test_a_tool_call_is_forced_and_an_error_of_vllm_is_reported_with_the_speeds(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from support.servers.chat_standin import ChatStandIn
+    from support.servers.vllm_standin import serving
+
+    from rstar2.doctor.gpu_check.checks import serve
+    from rstar2.doctor.gpu_check.tools.model import random_model
+    from rstar2.loop.tools.python_code_with_standard_io import NAME
+
+    async def add_speed(*arguments: Any) -> None:
+        arguments[-1].add("speed with 1 in flight", 78.0, "tokens/s")
+
+    async def passes(*_arguments: Any) -> None:
+        pass
+
+    def answer(_body: Any) -> dict[str, Any]:
+        arguments = json.dumps({"code": serve.CODE, "input": ""})
+        return {"content": "", "tool_calls": [{"function": {"name": NAME, "arguments": arguments}}]}
+
+    monkeypatch.setattr(serve, "_add_speeds", add_speed)
+    monkeypatch.setattr(serve, "_check_loop", passes)
+    model, measurements = random_model(settings), Measurements()
+    with serving(ChatStandIn(answer)) as endpoint:
+        await serve._measure(settings, model, endpoint.url, measurements)
+        start, literal = endpoint.requests[0]["structured_outputs"]["grammar"].split(" ", 2)[::2]
+        assert start == "root"
+        assert "\n" not in literal
+        assert f"</reason>\n{serve._call()}" in json.loads(literal)
+        endpoint.script = lambda _body: "no call"
+        with pytest.raises(CheckFailed, match=r"its parser found \[\]"):
+            await serve._measure(settings, model, endpoint.url, measurements)
+        endpoint.busy_answers = 1
+        with pytest.raises(CheckFailed, match="HTTP 503: warming up") as excinfo:
+            await serve._measure(settings, model, endpoint.url, measurements)
+    assert "gpu-check-logs/vllm" in excinfo.value.hint
+    assert [number.value for number in measurements.numbers] == [78.0] * 3
 
 
 @needs("torch")
@@ -384,18 +465,18 @@ def test_a_driver_without_a_torch_that_can_use_it_is_explained(
 ) -> None:
     import torch
 
-    from rstar2.doctor.gpu_check.check import CheckFailed, NotRun
     from rstar2.doctor.gpu_check.checks import environment, update
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(environment, "gpu_names", lambda: ["NVIDIA H100 80GB HBM3, 81559 MiB"])
-    on_gpu = Settings("cuda", 1, settings.work, settings.logs)
+    with_gpu = Settings("cuda", 1, settings.work, settings.logs)
+    measurements = Measurements()
     with pytest.raises(CheckFailed, match="cannot use the GPUs") as excinfo:
-        environment.run(on_gpu)
-    assert excinfo.value.measured.numbers[0].value == "1 × NVIDIA H100 80GB HBM3, 81559 MiB"
+        environment.run(with_gpu, measurements)
+    assert measurements.numbers[0].value == "1 × NVIDIA H100 80GB HBM3, 81559 MiB"
     assert "pytorch.org" in excinfo.value.hint
     with pytest.raises(NotRun, match="torch cannot use a GPU"):
-        update.run(on_gpu)
+        update.run(with_gpu, Measurements())
 
 
 def test_results_survive_json() -> None:

@@ -61,7 +61,7 @@ def test_all_checks_pass_without_a_gpu_and_the_report_has_nothing_private(tmp_pa
         expected = "passed" if name != "serve" or with_vllm else "not run"
         assert result["outcome"] == expected, result
     if not with_vllm:
-        assert results["serve"]["reason"] == "vLLM is not installed"
+        assert results["serve"]["reason"] == "not installed: vllm"
     rl, resumed = _numbers(results["rl"]), _numbers(results["resume"])
     assert rl["steps before the kill"] == resumed["last checkpoint before the kill"] == 2
     assert (resumed["first step after it"], resumed["last step"]) == (3, 4)

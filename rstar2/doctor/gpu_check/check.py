@@ -48,7 +48,7 @@ class Number:
 
 @dataclass
 class Measurements:
-    """The measurements of a check."""
+    """The measurements of a check. The report shows them whether the check passes or not."""
 
     summary: str = ""
     """One sentence for the table of the report."""
@@ -59,13 +59,13 @@ class Measurements:
     def add(self, name: str, value: Value, unit: str = "", planned: float | None = None) -> None:
         self.numbers.append(Number(name, value, unit, planned))
 
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Measurements:
+        return cls(record["summary"], [Number(**each) for each in record["numbers"]], record["notes"])
+
 
 class CheckFailed(Failure):
-    """A check failed. `measured` has the values that were measured before the failure."""
-
-    def __init__(self, message: str, hint: str = "", measured: Measurements | None = None) -> None:
-        super().__init__(message, hint)
-        self.measured = measured or Measurements()
+    """A check failed."""
 
 
 class NotRun(RStarError):
@@ -74,17 +74,15 @@ class NotRun(RStarError):
 
 @dataclass(frozen=True)
 class Check:
-    """One check. `run` returns its measurements, or raises CheckFailed or NotRun."""
+    """One check."""
 
     name: str
     title: str
-    run: Callable[[Settings], Measurements]
+    run: Callable[[Settings, Measurements], None]
+    """Adds the measurements to the second argument. Raises CheckFailed or NotRun. A ModuleNotFoundError means that the
+    check cannot run, because a package is not installed."""
     limit_s: float
     """Seconds after which the check is stopped."""
-    needs: tuple[str, ...] = ()
-    """Modules that the check imports. If one of these modules is missing, the check is not run."""
-    needs_on_gpu: tuple[str, ...] = ()
-    """Further modules that the check imports if the device is cuda."""
 
 
 @dataclass
@@ -111,6 +109,4 @@ class Result:
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Result:
-        measured = record["measured"]
-        numbers = [Number(**each) for each in measured["numbers"]]
-        return cls(**{**record, "measured": Measurements(measured["summary"], numbers, measured["notes"])})
+        return cls(**{**record, "measured": Measurements.of(record["measured"])})

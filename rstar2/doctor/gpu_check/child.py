@@ -1,7 +1,7 @@
 """The process of one check: `python -m rstar2.doctor.gpu_check.child MODULE` runs the check of a module.
 
-`run.run_check` starts this process. The process reads the settings from standard input, as a line of JSON, and writes
-the result to the file that the settings name. The output of the process is the check's log.
+`run.run_check` starts this process. The process reads a request from standard input, as a line of JSON. It writes the
+measurements and the result to the files that the request names. The output of the process is the check's log.
 """
 
 from __future__ import annotations
@@ -13,12 +13,33 @@ import signal
 import sys
 import time
 import traceback
-from importlib.util import find_spec
+from dataclasses import asdict
 from pathlib import Path
 
-from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measurements, NotRun, Outcome, Result, Settings
+from rstar2.doctor.gpu_check.check import (
+    Check,
+    Device,
+    Measurements,
+    NotRun,
+    Outcome,
+    Result,
+    Settings,
+    Value,
+)
 from rstar2.errors import RStarError
 from rstar2.files import write_json
+
+
+class SavedMeasurements(Measurements):
+    """Measurements that are written to a file at once. They are therefore not lost if this process is killed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def add(self, name: str, value: Value, unit: str = "", planned: float | None = None) -> None:
+        super().add(name, value, unit, planned)
+        write_json(self._path, asdict(self))
 
 
 def main() -> None:
@@ -28,40 +49,39 @@ def main() -> None:
     settings: Settings = Settings.of(request["settings"])
     check: Check = importlib.import_module(sys.argv[1]).CHECK
     begun_at = time.monotonic()
-    outcome, reason, remedy, measured = _tried(check, settings)
+    measurements = SavedMeasurements(Path(request["measured"]))
+    outcome, reason, remedy = _tried(check, settings, measurements)
     seconds = time.monotonic() - begun_at
     limit_s = float(request["limit_s"])
-    result = Result(check.name, check.title, outcome, seconds, limit_s, reason, remedy, measured)
+    result = Result(check.name, check.title, outcome, seconds, limit_s, reason, remedy, measurements)
     write_json(Path(request["result"]), result.record())
 
 
-def _tried(check: Check, settings: Settings) -> tuple[Outcome, str, str, Measurements]:
-    needs = check.needs + (check.needs_on_gpu if settings.device == "cuda" else ())
-    missing = [name for name in needs if find_spec(name) is None]
-    if missing:
-        return "not run", f"not installed: {', '.join(missing)}", _installation(missing), Measurements()
+def _tried(check: Check, settings: Settings, measurements: Measurements) -> tuple[Outcome, str, str]:
+    """Run the check. Returns its outcome, and if it did not pass, the reason and the remedy."""
     try:
-        return "passed", "", "", check.run(settings)
+        check.run(settings, measurements)
+        return "passed", "", ""
     except NotRun as error:
-        return "not run", error.message, error.hint, Measurements()
-    except CheckFailed as error:
-        traceback.print_exc()
-        return "failed", error.message, error.hint, error.measured
+        return "not run", error.message, error.hint
     except RStarError as error:
         traceback.print_exc()
-        return "failed", error.message, error.hint, Measurements()
+        return "failed", error.message, error.hint
     except Exception as error:  # noqa: BLE001 - any exception of a check is its result
         traceback.print_exc()
+        package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if package not in ("", "rstar2"):
+            return "not run", f"not installed: {package}", _installation(package, settings.device)
         text = f"{type(error).__name__}: {error}".splitlines()[0]
-        return "failed", text, "The log has the traceback.", Measurements()
+        return "failed", text, "The log has the traceback."
 
 
-def _installation(missing: list[str]) -> str:
-    if missing[0] in ("torch", "transformers"):
+def _installation(package: str, device: Device) -> str:
+    if package in ("torch", "transformers"):
         return "Install the build of torch for this machine's GPUs, then transformers."
     from rstar2.install import install_command
 
-    return f"Install the packages for training: {install_command('gpu')}"
+    return f"Install the packages for training: {install_command('gpu' if device == 'cuda' else 'laptop')}"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rstar2.doctor.gpu_check.check import Check, Device, Result, Settings
+from rstar2.doctor.gpu_check.check import Check, Device, Measurements, Result, Settings
 from rstar2.doctor.gpu_check.checks import CHECKS, ENVIRONMENT
 from rstar2.doctor.gpu_check.report import JSON_FILE, MARKDOWN_FILE, Report
 from rstar2.errors import Failure, UserError, did_you_mean
@@ -152,7 +152,8 @@ def _run_all(
             interrupted = True
             seconds = time.monotonic() - begun_at
             reason = f"Ctrl-C ended the check after {seconds:.0f} s"
-            result = Result(check.name, check.title, "not run", seconds, limit, reason)
+            measured = _measured(check, settings)
+            result = Result(check.name, check.title, "not run", seconds, limit, reason, measured=measured)
         results.append(result)
         say(f"    {result.outcome} after {result.seconds:.0f} s: {result.reason or result.measured.summary}")
         if result.remedy:
@@ -176,7 +177,12 @@ def run_check(check: Check, settings: Settings, limit_s: float) -> Result:
     """Run one check in its own process. When the function returns, all processes that the check started have ended."""
     log, record = settings.logs / f"{check.name}.log", settings.work / f"{check.name}.json"
     mark = secrets.token_hex(8)
-    request = {"settings": settings.record(), "result": str(record), "limit_s": limit_s}
+    request = {
+        "settings": settings.record(),
+        "result": str(record),
+        "measured": str(_measured_file(check, settings)),
+        "limit_s": limit_s,
+    }
     module = check.run.__module__
     begun_at = time.monotonic()
     process = start_bound(
@@ -195,6 +201,8 @@ def run_check(check: Check, settings: Settings, limit_s: float) -> Result:
         stop_group(process, STOP_S)
         ended = _end_leftovers(mark, END_S if in_time else 0.0)
     result = _result(check, process.returncode, record, in_time, limit_s, log)
+    if not record.exists():
+        result.measured = _measured(check, settings)
     result.seconds, result.log = time.monotonic() - begun_at, str(log)
     if ended:
         result.measured.notes.append(
@@ -206,6 +214,17 @@ def run_check(check: Check, settings: Settings, limit_s: float) -> Result:
         if copies := _copy_trainer_logs(settings):
             result.measured.notes.append(f"Trainer logs, beside the check's log: {', '.join(copies)}.")
     return result
+
+
+def _measured_file(check: Check, settings: Settings) -> Path:
+    """Returns the file to which a check's process writes its measurements so far."""
+    return settings.work / f"{check.name}-measured.json"
+
+
+def _measured(check: Check, settings: Settings) -> Measurements:
+    """Returns the measurements of a check whose process wrote no result."""
+    written = read_json(_measured_file(check, settings))
+    return Measurements() if written is None else Measurements.of(written)
 
 
 def _copy_trainer_logs(settings: Settings) -> list[str]:

@@ -32,10 +32,9 @@ MOST_ERROR = 0.02
 """Maximum relative error that a product of matrices in bf16 may have."""
 
 
-def run(settings: Settings) -> Measurements:
+def run(settings: Settings, measurements: Measurements) -> None:
     import torch
 
-    measurements = Measurements()
     usable = torch.cuda.is_available()
     names = (
         [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if usable else gpu_names()
@@ -58,7 +57,6 @@ def run(settings: Settings) -> Measurements:
     if settings.device == "cuda":
         _check_gpu(settings, measurements, torch)
     measurements.summary = f"{measurements.numbers[0].value}; torch {torch.__version__}"
-    return measurements
 
 
 def _add_gpu(measurements: Measurements, torch: Any) -> None:
@@ -88,14 +86,12 @@ def _check_gpu(settings: Settings, measurements: Measurements, torch: Any) -> No
             f"torch {torch.__version__} cannot use the GPUs of this machine",
             "Install the build of torch for its driver: https://pytorch.org/get-started. In a container, start it "
             "with access to the GPUs (--gpus all, or --device /dev/kfd --device /dev/dri).",
-            measurements,
         )
     count = torch.cuda.device_count()
     if count < settings.gpus:
         raise CheckFailed(
             f"--gpus {settings.gpus}: torch can use only {count} GPUs",
             f"Give --gpus {count}, or check CUDA_VISIBLE_DEVICES.",
-            measurements,
         )
     torch.manual_seed(0)
     left, right = (torch.randn(SIDE, SIDE) for _ in range(2))
@@ -107,8 +103,7 @@ def _check_gpu(settings: Settings, measurements: Measurements, torch: Any) -> No
         raise CheckFailed(
             f"a product in bf16 on the GPU is off by {percent(error)}",
             "This build of torch does not fit the GPU, or the GPU is damaged.",
-            measurements,
         )
 
 
-CHECK = Check("environment", "Environment", run, limit_s=300.0, needs=("torch",))
+CHECK = Check("environment", "Environment", run, limit_s=300.0)

@@ -18,7 +18,7 @@ MOST_OFF = 1e-3
 """Maximum relative error that the norm of a tensor may have."""
 
 
-def run(settings: Settings) -> Measurements:
+def run(settings: Settings, measurements: Measurements) -> None:
     from rstar2.doctor.gpu_check.tools import training
     from rstar2.doctor.gpu_check.tools.model import random_model
     from rstar2.train.records.steps import step_metrics
@@ -33,7 +33,6 @@ def run(settings: Settings) -> Measurements:
     known = set(step_metrics(stage))
     commands.run(settings, CHECK.name, rl.words_of(settings))
     steps = {number: step for number, step in step_metrics(stage).items() if number not in known}
-    measurements = Measurements()
     measurements.add("last checkpoint before the kill", before)
     measurements.add("first step after it", min(steps, default=None))
     measurements.add("last step", max(steps, default=None))
@@ -47,13 +46,10 @@ def run(settings: Settings) -> Measurements:
             f"the model is not what {training.STEPS} steps make of it: a tensor's norm is off by {percent(off)}"
         )
     if wrong:
-        raise CheckFailed(
-            "; ".join(wrong), "Keep the run (--keep), and report it with its logs.", measurements
-        )
+        raise CheckFailed("; ".join(wrong), "Keep the run (--keep), and report it with its logs.")
     measurements.summary = (
         f"continued after step {before} by the same command; the model is what {training.STEPS} steps make"
     )
-    return measurements
 
 
 def _off(base: Path, trained: Path, factor: float) -> float:
@@ -74,11 +70,4 @@ def _off(base: Path, trained: Path, factor: float) -> float:
     return max(abs(new[name] / (factor * norm) - 1) for name, norm in old.items())
 
 
-CHECK = Check(
-    "resume",
-    "Resume after the kill",
-    run,
-    limit_s=1500.0,
-    needs=rl.NEEDS,
-    needs_on_gpu=rl.NEEDS_ON_GPU,
-)
+CHECK = Check("resume", "Resume after the kill", run, limit_s=1500.0)

@@ -20,9 +20,6 @@ from rstar2.files import read_json, write_json
 KILLED_AFTER = 2
 """The number of finished steps after which training is killed."""
 POLL_S = 0.2
-NEEDS = ("torch", "transformers", "typer", "pydantic", "jinja2", "pyarrow", "verl", "ray", "redis", "fastapi")
-NEEDS_ON_GPU = ("vllm",)
-"""On a CPU, rstar2's own engine makes the rollouts."""
 PARTS = {
     "rollouts": ("gen",),
     "log-probabilities": ("old_log_prob",),
@@ -35,7 +32,7 @@ PARTS = {
 """VERL's names for the parts of a step's time."""
 
 
-def run(settings: Settings) -> Measurements:
+def run(settings: Settings, measurements: Measurements) -> None:
     from rstar2.doctor.gpu_check.tools import training
     from rstar2.train.records.steps import step_metrics
 
@@ -45,7 +42,6 @@ def run(settings: Settings) -> Measurements:
         _wait_for_steps(settings, process, stage)
         os.killpg(process.pid, signal.SIGKILL)
     steps = list(step_metrics(stage).values())
-    measurements = Measurements()
     measurements.add("steps before the kill", len(steps))
     wrong = training.add_agreement(measurements, steps)
     last = steps[-1]
@@ -57,14 +53,12 @@ def run(settings: Settings) -> Measurements:
             "; ".join(wrong),
             "If only later steps differ, the new weights do not reach the engine. If all steps differ, engine and "
             "trainer compute differently: see the check `attention`.",
-            measurements,
         )
     kl = max((abs(float(step["rollout_corr/kl"])) for step in steps), default=0.0)
     seconds = float(last["timing_s/step"])
     measurements.summary = (
         f"{len(steps)} steps, the last in {seconds:.1f} s; KL of engine and trainer {kl:.1g} nats/token"
     )
-    return measurements
 
 
 def run_folder(settings: Settings) -> Path:
@@ -91,8 +85,8 @@ def words_of(settings: Settings) -> list[str]:
 
 
 def _wait_for_steps(settings: Settings, process: subprocess.Popen[bytes], stage: Path) -> None:
-    """Wait until `KILLED_AFTER` steps are finished. Raises CheckFailed if training ends earlier. The wait also ends
-    when the time limit of the check is reached.
+    """Wait until `KILLED_AFTER` steps are finished. Raises the error of
+    `commands.command_failed` if training ends earlier. The wait also ends when the time limit of the check is reached.
     """
     from rstar2.train.records.steps import step_metrics
 
@@ -127,4 +121,4 @@ def _add_plan(measurements: Measurements, settings: Settings, stage: Path) -> No
     training.add_memory(measurements, settings, peak_gib, memory.expected_update_total)
 
 
-CHECK = Check("rl", "Steps of RL, killed", run, limit_s=1500.0, needs=NEEDS, needs_on_gpu=NEEDS_ON_GPU)
+CHECK = Check("rl", "Steps of RL, killed", run, limit_s=1500.0)

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rstar2.doctor.gpu_check.check import CheckFailed, Measurements, Settings
+from rstar2.doctor.gpu_check.check import CheckFailed, NotRun, Settings
+from rstar2.install import NOT_INSTALLED
 from rstar2.processes import start_bound, stop_group
 from rstar2.supervision.logs import tail
 
@@ -41,7 +42,7 @@ def log_of(settings: Settings, name: str) -> Path:
 def run(settings: Settings, name: str, words: Sequence[str]) -> None:
     """Run `rstar2 WORDS` to its end.
 
-    Raises CheckFailed if the exit code is not 0. The check's time limit also limits the command.
+    Raises the error of `command_failed` if the exit code is not 0. The check's time limit also limits the command.
     """
     with started(settings, name, words) as process:
         code = process.wait()
@@ -49,16 +50,15 @@ def run(settings: Settings, name: str, words: Sequence[str]) -> None:
         raise command_failed(settings, name, words[0], code)
 
 
-def command_failed(
-    settings: Settings, name: str, verb: str, code: int, measured: Measurements | None = None
-) -> CheckFailed:
-    """Returns the CheckFailed for a command whose exit code is not 0. The exception has the error and the hint that the
-    command printed.
+def command_failed(settings: Settings, name: str, verb: str, code: int) -> CheckFailed | NotRun:
+    """Returns the error for a command whose exit code is not 0. The error has the message and the hint that the command
+    printed. It is a NotRun if packages that the command needs are not installed.
     """
     lines = tail(log_of(settings, name), ERROR_LINES)
     at = max((i for i, line in enumerate(lines) if line.startswith("error: ")), default=None)
     if at is None:
-        return CheckFailed(f"rstar2 {verb} ended with exit code {code}", measured=measured)
-    return CheckFailed(
-        f"rstar2 {verb}: {lines[at].removeprefix('error: ')}", " ".join(lines[at + 1 :]), measured
-    )
+        return CheckFailed(f"rstar2 {verb} ended with exit code {code}")
+    message, hint = lines[at].removeprefix("error: "), " ".join(lines[at + 1 :])
+    if message.startswith(NOT_INSTALLED):
+        return NotRun(f"not installed: {message.removeprefix(NOT_INSTALLED)}", hint)
+    return CheckFailed(f"rstar2 {verb}: {message}", hint)
