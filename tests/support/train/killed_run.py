@@ -8,6 +8,7 @@ from pathlib import Path
 
 from support.waiting import TIMEOUT_S, wait_until
 
+from rstar2.train.records.steps import step_metrics
 from rstar2.train.trainer.checkpoints import saved_step
 
 LONGEST_S = 1800.0
@@ -35,10 +36,13 @@ def kill_once(
 def kill_after_checkpoint(
     command: Sequence[str], stage: Path, step: int, last_step: int, output: Path, cwd: Path | None = None
 ) -> None:
-    """Start a training, and kill it once its stage has a checkpoint of `step`, but not yet one of `last_step`."""
+    """Start a training, and kill it once its stage has a checkpoint of `step`, but not yet one of `last_step`.
+
+    The kill waits for the step's metrics, which VERL writes after the checkpoint.
+    """
 
     def checkpoint_step() -> int:
         return saved_step(stage / "checkpoints") or 0
 
-    kill_once(command, lambda: checkpoint_step() >= step, output, cwd)
+    kill_once(command, lambda: checkpoint_step() >= step and step in step_metrics(stage), output, cwd)
     assert step <= checkpoint_step() < last_step, "the kill came before the last step"
