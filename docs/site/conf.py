@@ -27,7 +27,7 @@ TEXT_CELL = 200
 """A column with a cell of more characters has paragraphs."""
 
 LONG_WORD = 34
-"""A table breaks longer words, such as names of tests. Shorter ones, such as recipe keys, stay whole."""
+"""Longer words in code, such as names of tests, may break anywhere. Shorter ones, such as recipe keys, stay whole."""
 
 project = "rstar2"
 author = "The rstar2 developers"
@@ -55,9 +55,9 @@ myst_heading_anchors = 4
 
 
 def setup(app: Sphinx) -> None:
-    """Append the menu to the landing page when it is read, and class the columns of each page's tables."""
+    """Append the menu to the landing page when it is read, and give tables and code the classes of style.css."""
     app.connect("source-read", _with_menu)
-    app.connect("doctree-resolved", _with_column_classes)
+    app.connect("doctree-resolved", _with_classes)
 
 
 def _with_menu(app: Sphinx, name: str, source: list[str]) -> None:
@@ -66,8 +66,10 @@ def _with_menu(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] += "\n" + MENU.read_text(encoding="utf-8")
 
 
-def _with_column_classes(app: Sphinx, doctree: nodes.document, name: str) -> None:
-    """Give the cells of each table the classes of their column, by which style.css chooses widths."""
+def _with_classes(app: Sphinx, doctree: nodes.document, name: str) -> None:
+    for code in doctree.findall(nodes.literal):
+        if _has_long_word(code.astext()):
+            code["classes"].append("long-words")
     for table in doctree.findall(nodes.table):
         rows = [list(row.findall(nodes.entry)) for row in table.findall(nodes.row)]
         for column in zip(*rows, strict=True):
@@ -78,11 +80,14 @@ def _with_column_classes(app: Sphinx, doctree: nodes.document, name: str) -> Non
 
 def _column_classes(texts: list[str]) -> list[str]:
     longest = max(map(len, texts))
-    longest_word = max((len(word) for text in texts for word in text.split()), default=0)
     if longest <= SHORT_CELL:
         width = "short-column"
     elif longest <= LONG_CELL:
         width = "column"
     else:
         width = "long-column" if longest <= TEXT_CELL else "text-column"
-    return [width, "long-words"] if longest_word > LONG_WORD else [width]
+    return [width, "long-words"] if any(map(_has_long_word, texts)) else [width]
+
+
+def _has_long_word(text: str) -> bool:
+    return any(len(word) > LONG_WORD for word in text.split())
