@@ -8,6 +8,7 @@ the commands' functions, so that the page does not depend on the installed versi
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from typer.models import ArgumentInfo
 
 from rstar2.cli import app
 from rstar2.cli.verbs import VERBS
+
+# An option in a sentence, and code that has its backticks already.
+_OPTION_OR_CODE = re.compile(r"`[^`]*`|(?<!\S)--[a-z][a-z-]*")
 
 PAGE = Path(__file__).resolve().parents[1] / "reference" / "cli.md"
 HEAD = """\
@@ -75,7 +79,7 @@ def _section(command: Any, path: str) -> str:
         f"```text\n{' '.join([path, '[OPTIONS]', *arguments])}\n```",
     ]
     if params:
-        rows = [f"| `{_cell(param.names)}` | {_cell(param.meaning)} |" for param in params]
+        rows = [f"| `{_cell(param.names)}` | {_cell(_options_as_code(param.meaning))} |" for param in params]
         parts.append("\n".join(["| option | meaning |", "|---|---|", *rows]))
     parts.append(f"Examples:\n\n```bash\n{_examples(command.epilog or '')}\n```")
     return "\n\n".join(parts) + "\n"
@@ -144,8 +148,12 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def _options_as_code(text: str) -> str:
+    return _OPTION_OR_CODE.sub(lambda match: f"`{match[0].strip('`')}`", text)
+
+
 def _prose(text: str | None) -> str:
-    paragraphs = Text.from_markup(text or "").plain.strip().split("\n\n")
+    paragraphs = _options_as_code(Text.from_markup(text or "").plain).strip().split("\n\n")
     return "\n\n".join(textwrap.fill(paragraph, 120, break_on_hyphens=False) for paragraph in paragraphs)
 
 

@@ -73,7 +73,7 @@ def reference() -> str:
         "## Every key of a stage's recipe\n",
         *_tables(StageRecipe, "", stages),
         "## Every key of SFT's recipe\n",
-        *_tables(SftRecipe, "", [read_recipe("sft", "sft")[1]], leave_out={"hardware"}),
+        *_tables(SftRecipe, "", [read_recipe("sft", "sft")[1]], leave_out={"hardware"}, owner=" of SFT"),
         "SFT has the `hardware` table of a stage too. Of its keys, `device`, `nodes`, `gpus_per_node`, `gpu`,\n"
         "`sequence_parallel`, `update_tokens`, `gradient_checkpointing` and those that end in `_s` apply to SFT.\n",
     ]
@@ -81,9 +81,13 @@ def reference() -> str:
 
 
 def _tables(
-    model: type[BaseModel], prefix: str, paper: list[dict[str, Any]], leave_out: set[str] | None = None
+    model: type[BaseModel],
+    prefix: str,
+    paper: list[dict[str, Any]],
+    leave_out: set[str] | None = None,
+    owner: str = "",
 ) -> Iterator[str]:
-    """Yield a table of a model's own keys, then one for each nested table."""
+    """Yield a table of a model's own keys, then one for each nested table, whose headings name the `owner`."""
     described = _described(model)
     rows, inner = [], []
     for name, field in model.model_fields.items():
@@ -102,14 +106,14 @@ def _tables(
         ]
         rows.append(f"| {' | '.join(cells)} |")
     if prefix:
-        yield f"### [{prefix.rstrip('.')}]\n\n{_oneline(inspect.getdoc(model) or '')}\n"
+        yield f"### [{prefix.rstrip('.')}]{owner}\n\n{_oneline(inspect.getdoc(model) or '')}\n"
     if functions := NAMED.get(model):
         rows += _rows_of_named(functions)
     yield "\n".join(["| key | meaning | unit | default | paper |", "|---|---|---|---|---|", *rows]) + "\n"
     if model is AlgorithmSettings:
         yield from _algorithm_tables()
     for name, table in inner:
-        yield from _tables(table, f"{prefix}{name}.", [each.get(name, {}) for each in paper])
+        yield from _tables(table, f"{prefix}{name}.", [each.get(name, {}) for each in paper], owner=owner)
 
 
 def _rows_of_named(functions: NamedFunctions) -> Iterator[str]:

@@ -9,11 +9,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from docutils import nodes
+
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 MENU = Path(__file__).parent / "menu.md"
 """The site's menu. It is not in docs/index.md because other viewers of Markdown show it as code."""
+
+SHORT_CELL = 14
+"""A column whose cells all have at most this many characters, such as a column of numbers, may be narrow."""
+
+LONG_CELL = 45
+"""A column with a cell of more characters has sentences or several names, and needs room for a few words a line."""
+
+TEXT_CELL = 200
+"""A column with a cell of more characters has paragraphs."""
+
+LONG_WORD = 34
+"""Longer words in code, such as names of tests, may break anywhere. Shorter ones, such as recipe keys, stay whole."""
 
 project = "rstar2"
 author = "The rstar2 developers"
@@ -33,16 +47,47 @@ html_extra_path = ["index.html"]
 html_static_path = ["style.css"]
 html_css_files = ["style.css"]
 
+# Options such as --help keep their two hyphens.
+smartquotes = False
+
 # The deepest headings that a link may lead to.
 myst_heading_anchors = 4
 
 
 def setup(app: Sphinx) -> None:
-    """Append the menu to the landing page when it is read."""
+    """Append the menu to the landing page when it is read, and give tables and code the classes of style.css."""
     app.connect("source-read", _with_menu)
+    app.connect("doctree-resolved", _with_classes)
 
 
 def _with_menu(app: Sphinx, name: str, source: list[str]) -> None:
     if name == root_doc:
         app.env.note_dependency(str(MENU))
         source[0] += "\n" + MENU.read_text(encoding="utf-8")
+
+
+def _with_classes(app: Sphinx, doctree: nodes.document, name: str) -> None:
+    for code in doctree.findall(nodes.literal):
+        if _has_long_word(code.astext()):
+            code["classes"].append("long-words")
+    for table in doctree.findall(nodes.table):
+        rows = [list(row.findall(nodes.entry)) for row in table.findall(nodes.row)]
+        for column in zip(*rows, strict=True):
+            classes = _column_classes([cell.astext() for cell in column])
+            for cell in column:
+                cell["classes"] += classes
+
+
+def _column_classes(texts: list[str]) -> list[str]:
+    longest = max(map(len, texts))
+    if longest <= SHORT_CELL:
+        width = "short-column"
+    elif longest <= LONG_CELL:
+        width = "column"
+    else:
+        width = "long-column" if longest <= TEXT_CELL else "text-column"
+    return [width, "long-words"] if any(map(_has_long_word, texts)) else [width]
+
+
+def _has_long_word(text: str) -> bool:
+    return any(len(word) > LONG_WORD for word in text.split())

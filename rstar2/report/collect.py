@@ -20,7 +20,7 @@ from rstar2.runs import load_config
 _TRAINING_KINDS = ("demo", "train")
 """Kinds of runs with metrics of training steps."""
 _CURVES = (
-    ("failed", "Failed calls inside correct traces", "failed calls", "share"),
+    ("failed", "Failed calls in correct traces in training", "failed calls", "share"),
     ("pass_rate", "Pass rate in training", "pass rate", "share"),
     ("tokens", "Mean tokens in training", "tokens", "tokens"),
 )

@@ -116,3 +116,27 @@ def test_wide_tables_and_formulas_show_at_which_side_there_is_more(narrow: Brows
     )
     assert {name for name, _ in shadows} >= {"math.tml-display", "div."}, "formulas, and the table in a fold"
     assert [name for name, attachment in shadows if attachment != "local, local, scroll, scroll"] == []
+
+
+def test_a_link_to_the_data_stands_beside_its_title(narrow: Browser, tmp_path: Path) -> None:
+    open_report(narrow, write_staged_run(tmp_path))
+    await_drawing(narrow)
+    tops = narrow.run(
+        "const head = [...document.querySelectorAll('.panel-head')].find((node) => "
+        "node.textContent.startsWith('Mean tokens') && !node.querySelector('i'));"
+        "return [...head.children].map((node) => node.getBoundingClientRect().top)"
+    )
+    assert len(tops) == 2
+    assert abs(tops[0] - tops[1]) < 8
+
+
+def test_plots_in_a_fold_scroll_with_the_page(narrow: Browser, tmp_path: Path) -> None:
+    open_report(narrow, write_staged_run(tmp_path))
+    narrow.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
+    await_drawing(narrow)
+    heights = narrow.run(
+        "const folded = document.querySelector('details .plots').parentElement;"
+        "return [folded.scrollHeight, folded.clientHeight]"
+    )
+    assert heights[0] > 1000
+    assert heights[0] <= heights[1] + 1

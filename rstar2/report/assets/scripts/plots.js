@@ -34,9 +34,18 @@ function plotPanel(title, height, draw, data, { legend = [], wide = false } = {}
   return element(
     "section",
     { class: `panel ${wide ? "wide" : ""}` },
-    element("div", { class: "legend" }, entries, csvLink({ name: title, ...data })),
-    element("h2", {}, title),
+    panelHead(title, entries, csvLink({ name: title, ...data })),
     canvas,
+  );
+}
+
+/** The title of a panel, and its legend with the link that saves the data. */
+function panelHead(title, ...legend) {
+  return element(
+    "div",
+    { class: "panel-head" },
+    element("h2", {}, title),
+    element("div", { class: "legend" }, ...legend),
   );
 }
 

@@ -10,8 +10,7 @@ function tablePanel(title, heads, rows, data) {
   return element(
     "section",
     { class: "panel scroll scores" },
-    element("div", { class: "legend" }, csvLink({ name: title, ...data })),
-    element("h2", {}, title),
+    panelHead(title, csvLink({ name: title, ...data })),
     element("table", {}, tableParts(heads.map((head) => element("th", {}, head)), cells)),
   );
 }

@@ -143,7 +143,7 @@ function stepPlots({ charts, columns, rows }) {
 
 const PHASE_PLOTS = [
   ["accuracy", "Accuracy on held-out problems", "accuracy", "share"],
-  ["failed_call_ratio_correct", "Failed calls inside correct traces", "failed calls", "share"],
+  ["failed_call_ratio_correct", "Failed calls in correct traces", "failed calls", "share"],
   ["mean_tokens", "Mean tokens", "tokens", "tokens"],
 ];
 
