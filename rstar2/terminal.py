@@ -106,7 +106,7 @@ def _escaped(character: str) -> str:
 
 
 def print_notice(console: Console, text: str, style: str) -> None:
-    """Print a notice in a chat. On a terminal, its lines are wrapped between words, and a word that is longer than a
+    """Print a notice or a warning. On a terminal, its lines are wrapped between words, and a word that is longer than a
     line, such as a path or an address, is left whole so that it can be copied.
     """
     if console.is_terminal:

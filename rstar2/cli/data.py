@@ -350,7 +350,8 @@ def _print_card(card: Card, output: Path) -> None:
             "that you will evaluate on",
             soft_wrap=True,
         )
-    _print_file(f"{card.rows:,} {card.kind}", output / "data.parquet")
+    kind = card.kind.removesuffix("s") if card.rows == 1 else card.kind
+    _print_file(f"{card.rows:,} {kind}", output / "data.parquet")
     if any(sum(each["refused"].values()) + sum(each["dropped"].values()) for each in card.sources.values()):
         _print_file("each refused or dropped row, with the reason", output / "dropped.jsonl")
         _print_file("data card, with counts and examples of these rows", output / "card.md")

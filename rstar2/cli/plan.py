@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from rstar2.cli.common import AsJson, Change, Profile, completed_by, err, examples, out, recipe_names
-from rstar2.terminal import percent
+from rstar2.terminal import percent, print_notice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -474,7 +474,7 @@ def _lengths(assumed: Assumptions) -> str:
 
 def _warn(warnings: Iterable[str]) -> None:
     for warning in warnings:
-        out.print(f"[yellow]![/] {escape(warning)}", soft_wrap=True)
+        print_notice(out, f"! {warning}", "yellow")
 
 
 def _gib(size: int) -> str:
