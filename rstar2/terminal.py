@@ -106,16 +106,20 @@ def _escaped(character: str) -> str:
 
 
 def print_notice(console: Console, text: str, style: str) -> None:
-    """Print a notice in a chat. On a terminal, its lines are wrapped between words, and a word that is longer than a
-    line, such as a path or an address, is left whole so that it can be copied.
+    """Print a notice or a warning, see `between_words`."""
+    console.print(between_words(console, text), style=style, markup=False, soft_wrap=True)
+
+
+def between_words(console: Console, text: str) -> str:
+    """Returns a text for `console.print(…, soft_wrap=True)`. On a terminal, its lines are wrapped between words, and a
+    word that is longer than a line, such as a path or an address, is left whole so that it can be copied.
     """
-    if console.is_terminal:
-        lines = text.split("\n")
-        text = "\n".join(
-            textwrap.fill(line, console.width, break_long_words=False, break_on_hyphens=False)
-            for line in lines
-        )
-    console.print(text, style=style, markup=False, soft_wrap=True)
+    if not console.is_terminal:
+        return text
+    lines = text.split("\n")
+    return "\n".join(
+        textwrap.fill(line, console.width, break_long_words=False, break_on_hyphens=False) for line in lines
+    )
 
 
 def fitting(table: Table, console: Console) -> Table | Group:

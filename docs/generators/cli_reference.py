@@ -134,7 +134,11 @@ def _facts(default: Any, annotation: Any, info: Any) -> str:
         facts.append(f"default: {info.show_default}")
     elif default not in (None, "") and default is not False and info.show_default:
         facts.append("on by default" if default is True else f"default: {default}")
-    if "list[" in str(annotation) and not isinstance(info, ArgumentInfo):
+    if (
+        "list[" in str(annotation)
+        and not isinstance(info, ArgumentInfo)
+        and "Repeatable." not in (info.help or "")
+    ):
         facts.append("may be repeated")
     if info.min is not None:
         facts.append(f"at least {info.min}" if info.max is None else f"{info.min} to {info.max}")

@@ -73,8 +73,8 @@ class Calls:
         self._by_turn: dict[int, Counter[str]] = defaultdict(Counter)
         self._seconds: list[float] = []
         self._tries: list[int] = []
-        """For each turn whose failed call was repaired: the number of turns with calls that came after this turn, up to
-        and including the first turn in which no call failed.
+        """For each turn whose failed call was repaired, the number of later turns with calls until a turn in which no
+        call failed. That turn counts too.
         """
 
     def add(self, trace: Trace) -> None:

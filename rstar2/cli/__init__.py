@@ -85,7 +85,10 @@ def _explain(error: RStarError) -> None:
     from rich.markup import escape
 
     from rstar2.cli.common import err
+    from rstar2.terminal import between_words
 
-    err.print(f"[bold red]error:[/] {escape(error.message)}", soft_wrap=True)
+    message = between_words(err, f"error: {error.message}").removeprefix("error:")
+    err.print(f"[bold red]error:[/]{escape(message)}", soft_wrap=True)
+    # A hint may hold a command, which a line break would damage.
     if error.hint:
         err.print(f"[dim]{escape(error.hint)}[/dim]", soft_wrap=True)

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from rstar2.cli import agree as agree_verb
 from rstar2.cli.common import AsJson, Change, ForceFormat, Format, completed_by, err, examples, out
-from rstar2.terminal import percent
+from rstar2.terminal import percent, print_notice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -340,17 +340,18 @@ def _print_card(card: Card, output: Path) -> None:
     for name, each in card.sources.items():
         if each.get("missing"):
             missing = f"{each['missing']:,} rows fewer than the {each['target']:,} that the mixture asks for"
-            err.print(f"[yellow]{escape(name)}[/]: {missing}", soft_wrap=True)
+            print_notice(err, f"{name}: {missing}", "yellow")
     _print_form({name: each["form"] for name, each in card.sources.items() if "form" in each})
     dropped = ", ".join(f"{step['dropped']:,} {step['filter']}" for step in card.steps if step["dropped"])
-    out.print(f"dropped, in order: {dropped or 'none'}", soft_wrap=True)
+    print_notice(out, f"dropped, in order: {dropped or 'none'}", "")
     if not card.checked:
-        err.print(
-            "[yellow]not checked against any benchmark[/]: use --against to name the benchmarks "
-            "that you will evaluate on",
-            soft_wrap=True,
+        print_notice(
+            err,
+            "not checked against any benchmark: use --against to name the benchmarks that you will evaluate on",
+            "yellow",
         )
-    _print_file(f"{card.rows:,} {card.kind}", output / "data.parquet")
+    kind = card.kind.removesuffix("s") if card.rows == 1 else card.kind
+    _print_file(f"{card.rows:,} {kind}", output / "data.parquet")
     if any(sum(each["refused"].values()) + sum(each["dropped"].values()) for each in card.sources.values()):
         _print_file("each refused or dropped row, with the reason", output / "dropped.jsonl")
         _print_file("data card, with counts and examples of these rows", output / "card.md")

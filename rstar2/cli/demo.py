@@ -20,7 +20,10 @@ EPILOG = examples(
     ("the whole recipe, in minutes, on two cores", "rstar2 demo"),
     ("GRPO-RoC and plain GRPO, from the same SFT model", "rstar2 demo --compare"),
     ("another seed, in a folder of its own", "rstar2 demo --seed 2 --run runs/demo-seed2"),
-    ("change a setting of the recipe", "rstar2 demo --set rl.steps=30 --run runs/longer"),
+    (
+        "more steps in each of the three stages",
+        "rstar2 demo --run runs/longer --set rl.steps=30 --set stage2.steps=20 --set stage3.steps=20",
+    ),
     ("print what would run, without running it", "rstar2 demo --dry-run"),
 )
 

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from rstar2.cli.common import AsJson, Change, Profile, completed_by, err, examples, out, recipe_names
-from rstar2.terminal import percent
+from rstar2.terminal import percent, print_notice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -213,7 +213,7 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: Survey, run: P
             "steps from one to the next": f"{checkpoint.steps_between}",
             "seconds to save one": f"{checkpoint.save_s:,.0f}",
             "hours that a kill can cost": f"{checkpoint.lost_s / 3600:,.1f}",
-            "signal before the time limit, s": f"{checkpoint.signal_before_s:,.0f}",
+            "seconds from the signal to the time limit": f"{checkpoint.signal_before_s:,.0f}",
         },
     )
     block("disk, GiB", {"one checkpoint": _gib(disk.checkpoint), "the whole run": _gib(disk.total)})
@@ -378,7 +378,9 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe], named: str | N
     rows.add("steps from one to the next", lambda each: f"{each.checkpoint.steps_between}")
     rows.add("seconds to save one", lambda each: f"{each.checkpoint.save_s:,.0f}")
     rows.add("hours that a kill can cost", lambda each: f"{each.checkpoint.lost_s / 3600:,.1f}")
-    rows.add("signal before the time limit, s", lambda each: f"{each.checkpoint.signal_before_s:,.0f}")
+    rows.add(
+        "seconds from the signal to the time limit", lambda each: f"{each.checkpoint.signal_before_s:,.0f}"
+    )
     rows.block("disk, GiB")
     rows.gib("one checkpoint", lambda each: each.disk.checkpoint + each.disk.queue)
     rows.gib("the whole stage", lambda each: each.disk.total)
@@ -474,7 +476,7 @@ def _lengths(assumed: Assumptions) -> str:
 
 def _warn(warnings: Iterable[str]) -> None:
     for warning in warnings:
-        out.print(f"[yellow]![/] {escape(warning)}", soft_wrap=True)
+        print_notice(out, f"! {warning}", "yellow")
 
 
 def _gib(size: int) -> str:

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from rstar2.cli.common import AsJson, RunArgument, counted, examples, out
-from rstar2.terminal import percent
+from rstar2.terminal import percent, print_notice
 
 if TYPE_CHECKING:
     from rstar2.report.collect import RunPage
@@ -138,7 +138,7 @@ def _print_results(page: RunPage) -> None:
         out.print()
         out.print(curves)
     for model in page.models:
-        out.print(f"model: {escape(model)}", soft_wrap=True)
+        print_notice(out, f"model: {model}", "")
 
 
 def _settings(config: dict[str, Any], prefix: str = "") -> Iterator[str]:

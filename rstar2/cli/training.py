@@ -160,16 +160,24 @@ def timing_table(timing: Timing) -> Table:
     return table
 
 
+_WIDTH_WITH_BARS = 120
+"""Minimum width of a terminal, in characters, on which each phase has a bar besides its numbers."""
+
+
 def _progress() -> Progress:
     from rich import progress
+    from rich.table import Column
 
+    # The two texts are wrapped on a narrow terminal. Otherwise Rich would shrink the other columns until they vanish.
     return progress.Progress(
         progress.SpinnerColumn(finished_text="[green]✓[/]"),
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(bar_width=20),
+        progress.TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=False)),
+        *([progress.BarColumn(bar_width=20)] if out.width >= _WIDTH_WITH_BARS else []),
         progress.MofNCompleteColumn(),
         progress.TimeElapsedColumn(),
-        progress.TextColumn("{task.fields[note]}", style="dim", markup=False),
+        progress.TextColumn(
+            "{task.fields[note]}", style="dim", markup=False, table_column=Column(no_wrap=False)
+        ),
         console=out,
         disable=not out.is_terminal,
     )

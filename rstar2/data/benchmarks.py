@@ -95,13 +95,13 @@ SOURCES = {
     "hmmt25": Source("MathArena/hmmt_feb_2025", "train", "30", "CC-BY-NC-SA-4.0", id="problem_idx"),
     "amc23": Source("knoveleng/AMC-23", "train", "40", f"{UNCHECKED}; texts MAA"),
     "gsm8k": Source(
-        "openai/gsm8k", "test", "1319", "MIT", problem="question", configs=("main",), make=_gsm8k
+        "openai/gsm8k", "test", "1,319", "MIT", problem="question", configs=("main",), make=_gsm8k
     ),
     "gpqa-diamond": Source(
         "Idavidrein/gpqa",
         "train",
         "198",
-        "gated: accept its terms on the hub",
+        "terms on the hub",
         problem="Question",
         answer="Correct Answer",
         configs=("gpqa_diamond",),

@@ -10,5 +10,8 @@ class Problem:
     """A problem that a model has to solve, and its correct answer."""
 
     id: str
+    """The id of the problem."""
     problem: str
+    """The text of the problem."""
     answer: str
+    """The correct answer."""

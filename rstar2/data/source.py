@@ -30,6 +30,7 @@ class Source:
     """A source of training data, whose rows are all of one kind."""
 
     kind: Kind
+    """The kind of the source's rows: `problems` or `conversations`."""
     family: str
     """The subject that the source's rows teach: math, function-calls, code, instructions or chat."""
     licence: str

@@ -83,8 +83,11 @@ def plot(run: Path, summary: dict[str, Any]) -> Text:
         )
     for step in curve(run).starts[1:]:
         plotext.vline(step)
+    last = max(max(values.steps, default=1) for _, values in arms)
+    plotext.xticks(sorted({round(1 + (last - 1) * part / 4) for part in range(5)}))
     plotext.xlabel("steps of stages 1, 2 and 3")
     plotext.ylim(0, 100)
+    plotext.yticks(range(0, 101, 20))
     return Text.from_ansi(plotext.build())
 
 

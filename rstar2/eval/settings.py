@@ -41,6 +41,7 @@ class EvalSettings(Strict):
     temperature: float = Field(default=0.6, ge=0, le=2)
     """Sampling temperature. 0 is greedy decoding."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Tokens are sampled from the most probable tokens that together have this probability. 1.0 means all tokens."""
     top_k: int = Field(default=0, ge=0)
     """Tokens are sampled from this many most probable tokens. 0 means all tokens."""
     max_tokens: int = Field(default=30_000, ge=1)

@@ -84,19 +84,26 @@ class RunRequest(BaseModel, extra="forbid", strict=True):
     """
 
     code: Code
+    """Python source code: at most 1 MiB, without NUL bytes and lone surrogates."""
     stdin: Stdin = ""
+    """The program's standard input, at most 32 MiB."""
     timeout_s: Timeout = 10.0
     """The program's time limit in wall-clock seconds. Time in the queue does not count towards the limit."""
     memory_mb: Memory = 1024
+    """The memory limit of the program and its child processes in MiB, 16 to 65,536."""
 
 
 class RunResult(BaseModel):
     """The result of one program."""
 
     id: str
+    """The id of the run."""
     outcome: Outcome
+    """How the program ended; `Outcome` explains the values."""
     stdout: str = ""
+    """The first MiB of what the program wrote to standard output."""
     stderr: str = ""
+    """The first MiB of what the program wrote to standard error."""
     value: str | None = None
     """The repr of the program's last expression, as in a notebook.
 
@@ -104,8 +111,12 @@ class RunResult(BaseModel):
     None.
     """
     exit_code: int | None = None
+    """The program's exit code, or minus the number of the signal that ended it. The value is None if no end is
+    known."""
     stdout_truncated: bool = False
+    """Whether the program wrote more to standard output than `stdout` contains."""
     stderr_truncated: bool = False
+    """Whether the program wrote more to standard error than `stderr` contains."""
     cpu_s: float = 0.0
     """CPU seconds that the program and all its child processes used."""
     wall_s: float = 0.0

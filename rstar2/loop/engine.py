@@ -30,10 +30,15 @@ class Sampling:
     """
 
     temperature: float = 0.6
+    """Sampling temperature."""
     top_p: float = 1.0
+    """Tokens are sampled from the most probable tokens that together have this probability."""
     top_k: int = 0
+    """Tokens are sampled from this many most probable tokens."""
     max_tokens: int = 1024
+    """Maximum number of tokens of the turn."""
     seed: int | None = None
+    """Seed of the turn."""
 
     @property
     def as_openai(self) -> dict[str, Any]:

@@ -128,9 +128,11 @@ class Tool(Generic[P, R]):
     """A function that a model may call. The decorator `tool` creates the tool. Calling the tool calls the function."""
 
     name: str
+    """The name by which a model calls the tool."""
     schema: dict[str, Any]
     """The schema that the model sees, in the form of OpenAI's API."""
     function: Callable[P, R]
+    """The decorated function."""
     aliases: tuple[str, ...]
     """Other names that a call may use for the tool."""
     _arguments: TypeAdapter[dict[str, Any]]

@@ -50,6 +50,7 @@ class ToolCall(BaseModel, extra="forbid"):
     arguments: dict[str, Any] | None = None
     """The arguments of the call, or None if the call cannot be parsed."""
     status: CallStatus
+    """How the call ended; `CallStatus` explains the values."""
     output: str
     """The text that the model read after the call."""
     wall_s: float = 0.0
@@ -101,6 +102,7 @@ class Turn(BaseModel, extra="forbid"):
     end: int
     """One more than the index of the turn's last token in `Trace.response_ids`."""
     calls: list[ToolCall] = Field(default_factory=list)
+    """The tool calls of the turn, in order."""
     calls_not_run: int = 0
     """Number of valid calls that did not run, because the turn limit leaves no turn in which to read their output."""
     parts: list[Part] | None = None
@@ -159,12 +161,15 @@ class Trace(BaseModel, extra="forbid"):
     """A whole rollout."""
 
     problem_id: str
+    """The id of the problem."""
     sample: int = 0
     """Index of the sample among the samples of its problem, from 0."""
     problem: str = ""
+    """The text of the problem."""
     system: str | None = None
     """The system text that the person set in a chat."""
     gold: str | None = None
+    """The correct answer, or None if it is unknown."""
     prompt_ids: list[int]
     """Token ids of the prompt, shape (P,)."""
     response_ids: list[int]
@@ -175,10 +180,13 @@ class Trace(BaseModel, extra="forbid"):
     """Natural logarithms of the token probabilities, 0.0 for tool output, shape (R,). The value is None if the engine
     returned no log-probabilities."""
     turns: list[Turn]
+    """The model's turns, in order."""
     finish: Finish
+    """Why the rollout ended; `Finish` explains the values."""
     cause: str = ""
     """Why the format could not continue the rollout. The cause is empty unless `finish` is `format`."""
     wall_s: float = 0.0
+    """Wall-clock seconds that the rollout took."""
     verdict: str | None = None
     """The grader's verdict: correct, wrong, unparsed, timeout or invalid. The verdict is None before grading."""
     extracted: str | None = None
@@ -221,10 +229,12 @@ class Trace(BaseModel, extra="forbid"):
 
     @property
     def calls(self) -> list[ToolCall]:
+        """The tool calls of all turns, in order."""
         return [call for turn in self.turns for call in turn.calls]
 
     @property
     def failed_calls(self) -> int:
+        """Number of calls that failed through a mistake of the model (`ToolCall.failed`)."""
         return sum(call.failed for call in self.calls)
 
     @property
@@ -307,6 +317,7 @@ class Trace(BaseModel, extra="forbid"):
 
     @property
     def correct(self) -> bool:
+        """Whether the grader's verdict is `correct`."""
         return self.verdict == "correct"
 
     @property

@@ -22,10 +22,15 @@ class Rollout:
     """One rollout of a problem: its reward, the results of its calls, and counts over its text."""
 
     reward: float
+    """The reward, less the penalty."""
     calls: int
+    """Number of tool calls."""
     failed_calls: int
+    """Number of calls that failed through a mistake of the model."""
     answer_blocks: int
+    """Number of answer blocks that the model opened, in all turns."""
     turns: int
+    """Number of the model's turns."""
     replies: int = 0
     """Number of tool outputs that the model read. Only the selection `release` uses this number."""
     error_replies: int = 0
@@ -42,14 +47,17 @@ class Rollout:
     missed: Missed = "wrong"
     """The reason why the answer is not correct. If the answer is correct, the reason has no meaning."""
     problem_id: str = ""
+    """The id of the problem."""
     sample: int = 0
     """The rollout's number in the group, from 0."""
     void_turns: int = 0
     """Number of turns with neither a call that parses nor an answer (SimpleTIR, arXiv 2509.02479)."""
     lost_calls: int = 0
+    """Number of calls that have no result because the judge failed."""
     lost_because: str = ""
     """The judge's message about the first call that the judge lost."""
     tokens: int = 0
+    """Number of tokens after the prompt, tool output included."""
     truncated: bool = False
     """Whether the rollout ended at the token budget."""
     format_end: bool = False
@@ -59,6 +67,7 @@ class Rollout:
     penalty: float = 0.0
     """The penalty for length and turns, already subtracted from `reward` (`rstar2.train.reward.PenaltySettings`)."""
     wall_s: float = 0.0
+    """Wall-clock seconds that the rollout took."""
     tool_wait_s: float = 0.0
     """The part of `wall_s` that the rollout spent waiting for tools."""
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -66,6 +75,7 @@ class Rollout:
     calls_s: float = 0.0
     """Seconds from the request to the judge until its response, summed over all calls."""
     slowest_call_s: float = 0.0
+    """Seconds from the request to the judge until its response, for the slowest call."""
     failed_turns: int = 0
     """Number of turns with a failed call."""
     repaired_turns: int = 0
@@ -148,6 +158,7 @@ class Group:
     """
 
     rollouts: tuple[Rollout, ...]
+    """The group's rollouts, N in number."""
     keep: int
     """Maximum number of rollouts that the selection may choose (`groups.keep`). The paper calls this number G."""
 

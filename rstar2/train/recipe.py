@@ -409,8 +409,8 @@ class StageRecipe(Strict):
     """Format for a model that has no format file: the name of a format, or a file. If `format` is unset or empty, the
     model's own chat template is used."""
     drop_solved: int = Field(0, ge=0)
-    """Leave out a problem if the policy that the stage starts from solves it in each of this many samples, by the rule
-    of `reward`. 0 keeps all problems."""
+    """Number of samples per problem by the policy that the stage starts from. A problem is left out if all of these
+    samples are correct by the rule of `reward`. 0 keeps all problems."""
     solved_by: Literal["samples", "outcomes"] = "samples"
     """The source from which `drop_solved` knows that a problem is solved. samples: new samples by the policy that the
     stage starts from, as in the paper. outcomes: the rollouts of the stage before, without sampling. For outcomes, a

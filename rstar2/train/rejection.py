@@ -67,7 +67,7 @@ class RunTraces:
     """The trace files from which conversations are made."""
     measured: dict[Path, str]
     """The files with traces of problems on which models are evaluated, each with a name for these problems. A file that
-    the user named is also in `files`. A file that the user did not name is left out."""
+    the user named is also in `files`, and gives conversations. The others give none."""
 
     def warnings(self) -> Iterator[str]:
         """Yields a warning for each set of problems on which models are evaluated."""

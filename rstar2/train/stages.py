@@ -565,7 +565,7 @@ def last_actor(model: Path, recipe: StageRecipe) -> Path:
 
 def continue_optimizer(model: Path, folder: Path, recipe: StageRecipe) -> None:
     """Makes a stage begin with the optimizer of the stage that made the model, unless the stage has a checkpoint of its
-    own. Raises UserError in the same cases as `last_actor`."""
+    own. Raises UserError if `last_actor` does."""
     checkpoints = folder / "checkpoints"
     if any(checkpoints.glob("global_step_*/data*.pt")):
         return

@@ -206,7 +206,7 @@ def check_data(
     needed = max(recipe.rollout.prompts for recipe in recipes.values())
     if len(rows) < needed:
         raise UserError(
-            f"{data} has {len(rows)} problems"
+            f"{data} has {len(rows)} problem{'s' * (len(rows) != 1)}"
             + (
                 f" (not counting {len(left_out)} that are left out, because no output can be graded correct against "
                 "their answers)"

@@ -72,7 +72,7 @@ def table(snapshot: Snapshot, with_usual: bool) -> Table:
         caption_justify="left",
     )
     rows.add_column("", style="bold", no_wrap=True)
-    rows.add_column("over all steps\n(first figure)", no_wrap=True)
+    rows.add_column("the first figure\nover all steps", no_wrap=True)
     rows.add_column(f"at step {snapshot.steps[-1].number} of the run")
     if with_usual:
         rows.add_column("usual", style="dim")

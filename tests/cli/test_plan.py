@@ -94,7 +94,7 @@ def test_the_table_shows_every_stage_and_what_does_not_fit(model: Path) -> None:
     assert "KV cache" in result.stdout
     assert "! the update needs" in result.stdout
     assert "hours that a kill can cost" in result.stdout
-    assert "signal before the time limit, s" in result.stdout
+    assert "seconds from the signal to the time limit" in result.stdout
 
 
 def test_the_table_fits_80_columns_and_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from support.commands import rstar2
 from support.eval.example_runs import write_run, write_staged_run
 from typer.testing import CliRunner
@@ -203,6 +205,31 @@ def test_paths_and_names_in_brackets_are_printed_as_they_are(tmp_path: Path) -> 
     empty = tmp_path / "[/x]"
     empty.mkdir(parents=True)
     assert f"no runs below {empty}" in rstar2("runs", "list", "--root", empty).stdout
+
+
+def test_the_progress_of_phases_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=80, force_terminal=True, color_system=None)
+    monkeypatch.setattr("rstar2.cli.training.out", console)
+    rows = ProgressRows()
+    rows.start("stage3", "stage 3: GRPO-RoC, 160 tokens", 6)
+    rows.update("stage3", 3, "pass rate 91 %, failed calls 12.1 %, 44 tokens")
+    rows.start("filter", "  sampling, to drop solved problems", 1920)
+    with rows:
+        pass
+    text = stream.getvalue()
+    shown = " ".join(text.split())
+    for part in (
+        "GRPO-RoC, 160 tokens",
+        "3/6",
+        "0/1920",
+        "0:00:00",
+        "pass rate 91 %",
+        "44 tokens",
+        "problems",
+    ):
+        assert part in shown, part
+    assert "…" not in text
 
 
 def test_what_a_phase_says_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,15 +159,15 @@ class SyncJudgeClient:
         self._pid = 0
 
     def run(self, request: RunRequest) -> RunResult:
-        """Run one program and return its result, as `JudgeClient.run` does."""
+        """Run one program and return its result. Raises the same errors as `JudgeClient.run`."""
         return self._wait(self._client.run(request))
 
     def run_many(self, requests: Sequence[RunRequest]) -> list[RunResult]:
-        """Run programs at the same time and return their results, as `JudgeClient.run_many` does."""
+        """Run programs and return their results in the order of the requests. Raises the same errors as `run`."""
         return self._wait(self._client.run_many(requests))
 
     def health(self) -> dict[str, Any]:
-        """Returns the judge's answer to `/health`."""
+        """Returns the judge's answer to `/health`, and raises the same errors as `JudgeClient.health`."""
         return self._wait(self._client.health())
 
     def close(self) -> None:

@@ -110,7 +110,7 @@ class RunEstimate:
         return self.run_warnings + [
             warning
             if len(numbers) == len(self.stages)
-            else f"stage {', '.join(map(str, numbers))}: {warning}"
+            else f"stage{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}: {warning}"
             for warning, numbers in stages_of.items()
         ]
 
