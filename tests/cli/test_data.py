@@ -58,7 +58,7 @@ def test_a_preparation_tells_what_was_read_dropped_and_written(tmp_path: Path, p
     result = _prepare(str(problems), "--against", str(benchmark), "--output", str(out))
     assert result.exit_code == 0, result.output
     assert "dropped, in order: 1 integer, 1 grams" in result.stdout
-    assert f"1 problems: {out / 'data.parquet'}" in result.stdout
+    assert f"1 problem: {out / 'data.parquet'}" in result.stdout
     assert f"each refused or dropped row, with the reason: {out / 'dropped.jsonl'}" in result.stdout
     assert f"data card, with counts and examples of these rows: {out / 'card.md'}" in result.stdout
     assert "read mine: 3 rows, 3 usable" in result.stderr
