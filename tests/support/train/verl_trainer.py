@@ -151,11 +151,11 @@ class _Rollouts(AgentLoopWorker):
         _ROLLOUT.set((group, session_id))
         await super()._run_agent_loop(*args, session_id=session_id, **row)
 
-    async def _rolled_out(self, run: Any, row: dict[str, Any], partition: str) -> Rollout | None:
+    async def _run_rollout(self, run: Any, row: dict[str, Any], partition: str) -> Rollout | None:
         group, _session = _ROLLOUT.get()
         if row["uid"] != group.name:
             _ROLLOUT.set((replace(group, rollouts=group.recoveries), row["session_id"]))
-        return await super()._rolled_out(run, row, partition)
+        return await super()._run_rollout(run, row, partition)
 
 
 class _Trainer(PPOTrainerSync):

@@ -425,7 +425,7 @@ def test_a_step_whose_long_rollouts_fail_updates_nothing_and_the_user_is_told_at
         "rollouts that failed: 18 (18 x engine: VERL's rollout server failed: the engine is out of memory)"
         in failing_trainer.failure
     )
-    assert "nothing of it was trained on" in failing_trainer.failure
+    assert "The step was not trained on" in failing_trainer.failure
     assert len(failing_trainer.faults) == 2
     for text in failing_trainer.faults:
         assert text.startswith("step 1: rollouts that failed: 18 (18 x engine: ")
