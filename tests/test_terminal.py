@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -176,3 +177,16 @@ def test_a_notice_is_wrapped_between_words_and_its_addresses_stay_whole(is_termi
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
     wrapped = ["no server answers at the", "address", address, "for now"]
     assert lines == (wrapped if is_terminal else [" ".join(wrapped)])
+
+
+@pytest.mark.slow
+def test_an_error_is_wrapped_between_words_and_its_hint_stays_one_line() -> None:
+    command = (sys.executable, "-m", "rstar2", "grade", "/no-such-folder/no-rows.jsonl")
+    written = _on_terminal(*command, env={"COLUMNS": "30"})
+    first, second, third, hint = re.sub(r"\x1b\[[\d;]*m", "", written).splitlines()
+    assert (first, second, third) == (
+        "error: cannot read",
+        "/no-such-folder/no-rows.jsonl:",
+        "No such file or directory",
+    )
+    assert hint.startswith("Each line is a JSON object such as {")
