@@ -64,6 +64,11 @@ def percent(share: float | None, digits: int = 1) -> str:
     return "–" if share is None else f"{100 * share:.{digits}f} %"
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number with its noun, such as `1 row` or `2,000 rows`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def write_readably() -> None:
     """Let standard output and standard error write every text, even if their encoding is not UTF-8.
 

@@ -18,7 +18,7 @@ from support.commands import rstar2
 from rstar2.cli.common import QuietConsole
 from rstar2.data.catalog import cards
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.terminal import harmless, percent, print_notice
+from rstar2.terminal import counted, harmless, percent, print_notice
 
 EVIL = "a\x1b[2J\x1b]0;title\x07b\x9b1mc\r\nd\te\x7f"
 SEEN = "a␛[2J␛]0;title␇b 1mc\nd\te␡"
@@ -50,6 +50,15 @@ def _on_terminal(*command: str, env: dict[str, str] | None = None) -> str:
 
 def test_percentages_have_one_style() -> None:
     assert [percent(0.9), percent(0.9, 0), percent(None)] == ["90.0 %", "90 %", "–"]
+
+
+def test_a_count_agrees_with_its_noun() -> None:
+    assert [counted(number, "row") for number in (0, 1, 2, 1000)] == [
+        "0 rows",
+        "1 row",
+        "2 rows",
+        "1,000 rows",
+    ]
 
 
 def test_control_characters_are_shown_and_not_obeyed() -> None:

@@ -21,7 +21,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from rstar2.errors import Failure
-from rstar2.terminal import fitting, harmless
+from rstar2.terminal import counted, fitting, harmless
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -326,11 +326,6 @@ def write_page(run: Path, output: Path | None = None) -> Path:
                 show(f"writing the report page: {counted(traces, 'trace')}")
 
         return write_report(run, output, on_traces)
-
-
-def counted(count: int, noun: str) -> str:
-    """Returns a number with its noun, such as `1 row` or `2 rows`."""
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hint: str) -> None:

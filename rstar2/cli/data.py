@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from rstar2.cli import agree as agree_verb
 from rstar2.cli.common import AsJson, Change, ForceFormat, Format, completed_by, err, examples, out
-from rstar2.terminal import percent, print_notice
+from rstar2.terminal import counted, percent, print_notice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -299,7 +299,9 @@ class _Steps:
 
     def rows(self, count: int) -> None:
         self._rows += count
-        self._progress.update(self._task, description=f"{self._title}: {self._rows:,} rows, {self._rate()}")
+        self._progress.update(
+            self._task, description=f"{self._title}: {counted(self._rows, 'row')}, {self._rate()}"
+        )
 
     def finish(self, text: str) -> None:
         rate = f", {self._rate()}" if self._rows else ""
@@ -339,7 +341,7 @@ def _print_card(card: Card, output: Path) -> None:
     )
     for name, each in card.sources.items():
         if each.get("missing"):
-            missing = f"{each['missing']:,} rows fewer than the {each['target']:,} that the mixture asks for"
+            missing = f"{counted(each['missing'], 'row')} fewer than the {each['target']:,} that the mixture asks for"
             print_notice(err, f"{name}: {missing}", "yellow")
     _print_form({name: each["form"] for name, each in card.sources.items() if "form" in each})
     dropped = ", ".join(f"{step['dropped']:,} {step['filter']}" for step in card.steps if step["dropped"])
@@ -459,7 +461,9 @@ def inspect(
         forms = form_by_source(prepared, texts)
         _print_form(forms, bool(texts.rewarded))
         if (counted_rows := sum(form["conversations"] for form in forms.values())) < prepared.rows:
-            out.print(f"turns counted in {counted_rows:,} of the {prepared.rows:,} rows", style="dim")
+            out.print(
+                f"turns counted in {counted_rows:,} of the {counted(prepared.rows, 'row')}", style="dim"
+            )
     tokens_of = _tokens_of(codec) if codec else None
     for row in prepared.sample(rows, seed):
         tokens = f", {tokens_of([row])[0]} tokens" if tokens_of else ""

@@ -15,13 +15,13 @@ from rstar2.cli.common import (
     RunArgument,
     RunGroup,
     completed_by,
-    counted,
     err,
     examples,
     out,
     write_page,
 )
 from rstar2.data.benchmarks import NAMES
+from rstar2.terminal import counted
 
 GENERAL = tuple(
     sorted(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
-from rstar2.cli.common import counted, err, examples
-from rstar2.terminal import percent
+from rstar2.cli.common import err, examples
+from rstar2.terminal import counted, percent
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -15,13 +15,12 @@ from rstar2.cli.common import (
     LogLines,
     checked_judge,
     checked_key,
-    counted,
     err,
     examples,
     out,
     show_logs,
 )
-from rstar2.terminal import fitting, harmless
+from rstar2.terminal import counted, fitting, harmless
 
 if TYPE_CHECKING:
     from subprocess import Popen

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from rstar2.cli.common import AsJson, RunArgument, counted, examples, out
-from rstar2.terminal import percent, print_notice
+from rstar2.cli.common import AsJson, RunArgument, examples, out
+from rstar2.terminal import counted, percent, print_notice
 
 if TYPE_CHECKING:
     from rstar2.report.collect import RunPage

@@ -13,8 +13,8 @@ import typer
 from rich.markup import escape
 
 from rstar2.cli import common
-from rstar2.cli.common import RUN, RunGroup, counted, err, examples, out, progress, show_logs
-from rstar2.terminal import percent
+from rstar2.cli.common import RUN, RunGroup, err, examples, out, progress, show_logs
+from rstar2.terminal import counted, percent
 
 if TYPE_CHECKING:
     from rstar2.serve.choose import Choice

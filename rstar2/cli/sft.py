@@ -15,7 +15,6 @@ from rstar2.cli.common import (
     Recipe,
     RunFolder,
     checked_judge,
-    counted,
     err,
     examples,
     out,
@@ -29,6 +28,7 @@ from rstar2.cli.training import (
     shell_lines,
     worker_environment_line,
 )
+from rstar2.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,7 +156,11 @@ def _checked_plan(recipe: SftRecipe, model: str, data: Path, run: Path, judge: J
     title = escape(f"encoding the conversations of {data}")
     with err.status(title) as status:
         return plan_sft(
-            recipe, folder, data, judge, lambda count: status.update(f"{title}: {count:,} conversations")
+            recipe,
+            folder,
+            data,
+            judge,
+            lambda count: status.update(f"{title}: {counted(count, 'conversation')}"),
         )
 
 

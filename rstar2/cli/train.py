@@ -16,7 +16,6 @@ from rstar2.cli.common import (
     RunFolder,
     checked_judge,
     completed_by,
-    counted,
     err,
     examples,
     out,
@@ -32,6 +31,7 @@ from rstar2.cli.training import (
     timing_table,
     worker_environment_line,
 )
+from rstar2.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -62,6 +62,7 @@ def test_a_preparation_tells_what_was_read_dropped_and_written(tmp_path: Path, p
     assert f"each refused or dropped row, with the reason: {out / 'dropped.jsonl'}" in result.stdout
     assert f"data card, with counts and examples of these rows: {out / 'card.md'}" in result.stdout
     assert "read mine: 3 rows, 3 usable" in result.stderr
+    assert "write: 1 row, " in result.stderr
     assert "not checked" not in result.stderr
     (row,) = _rows(out / "data.parquet")
     assert (row["id"], row["answer"], row["source"]) == ("mine-three", "25", "mine")

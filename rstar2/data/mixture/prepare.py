@@ -50,6 +50,7 @@ from rstar2.errors import Failure, UserError
 from rstar2.files import whole_file, whole_path, write_json
 from rstar2.retry import RetryPolicy
 from rstar2.runs import changed_keys, locked
+from rstar2.terminal import counted
 
 DROPPED = "dropped.jsonl"
 _WORK = ".work"
@@ -161,7 +162,7 @@ def _with_tokens(card: Card, output: Path, progress: Progress, count_tokens: Cou
     if count_tokens is not None:
         progress.start("count tokens")
         card = replace(card, tokens=count_tokens(output / PREPARED, card.kind))
-        progress.finish(f"{card.tokens['counted']} rows")
+        progress.finish(counted(card.tokens["counted"], "row"))
     write_card(card, output)
     return card
 
@@ -216,7 +217,7 @@ class _Preparation:
             dropped_rows = pool.submit(self._write_dropped, rows, steps)
             digest = self._write_data(rows, texts, form)
         dropped_rows.result()
-        self._progress.finish(f"{int(rows.alive.sum())} rows")
+        self._progress.finish(counted(int(rows.alive.sum()), "row"))
         card = make_card(
             self._plan,
             self._config,
@@ -270,7 +271,8 @@ class _Preparation:
                 counts = read_source(origin, part, refused, self._progress.rows)
             write_json(record, asdict(counts))
         counts = ReadCounts(**json.loads(record.read_text(encoding="utf-8")))
-        self._progress.finish(f"{counts.read} rows, {counts.read - sum(counts.refused.values())} usable")
+        usable = counts.read - sum(counts.refused.values())
+        self._progress.finish(f"{counted(counts.read, 'row')}, {usable:,} usable")
         return file, counts
 
     def _filter(self, rows: Candidates, names: Sequence[str]) -> DroppedRows:
@@ -287,7 +289,7 @@ class _Preparation:
                 step.write(part, self._drops(rows, names))
         dropped = step.numbers()
         rows.drop(dropped)
-        self._progress.finish(f"{len(dropped)} dropped, {int(rows.alive.sum())} left")
+        self._progress.finish(f"{len(dropped):,} dropped, {int(rows.alive.sum()):,} left")
         return step
 
     def _drops(self, rows: Candidates, names: Sequence[str]) -> Iterator[tuple[int, Drop]]:
@@ -325,7 +327,7 @@ class _Preparation:
             rewriter.rewrite(rows, numbers, what, new_texts, self._progress.rows)
             done = rewritten[origin.name] = new_texts.count(what, numbers)
             waited = [outages.text for outages in retries.outages]
-            self._progress.finish("; ".join([f"{done.taken} of {len(numbers)} taken", *waited]))
+            self._progress.finish("; ".join([f"{done.taken:,} of {len(numbers):,} taken", *waited]))
         return texts, rewritten
 
     def _answer_shares(self) -> dict[str, float]:
