@@ -22,8 +22,9 @@ of each step:
 
 A session is a process that keeps its variables from one cell to the next. Each session belongs to one worker, and only
 that worker reads the session's cells. The code of sessions is in client/session.py, server/sessions.py,
-worker/sessions.py and sandbox/session.py. While no cell of a session runs, the session's processes are stopped. If
-cells of several sessions run at the same time, the sessions take turns on the CPU; see sandbox/inside/turns.py.
+worker/sessions.py and sandbox/session.py. While no cell of a session runs, the session's processes are paused
+(SIGSTOP). If cells of several sessions run at the same time, the sessions take turns on the CPU; see
+sandbox/inside/turns.py.
 
 service/start.py starts all processes, and service/supervisor.py restarts the processes that die. service/state.py lets
 the commands of `rstar2 judge` find a running judge. Packages import only downwards in this order: service; client,

@@ -8,8 +8,8 @@ servers and workers refuse to work together if their major versions differ, and 
 The version is sent in the header `HEADER` of requests and answers, in /health, in the heartbeats of workers, and in
 the requirements that a judge sets for the workers of its queue.
 
-Users write requests by hand, too, and a typo in a field must not be ignored. Therefore the judge ignores unknown fields
-of a request only if the client's minor version is later than the judge's.
+Users also write requests by hand, and a misspelled field name must not be ignored. Therefore the judge ignores unknown
+fields of a request only if the client's minor version is later than the judge's.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def conflict(
         )
     else:
         other_version = "an older version of the judge's protocol that has no number"
-    message = f"{them} speaks {other_version}, and {us} version {PROTOCOL}"
+    message = f"{them} speaks {other_version}, and {us} speaks version {PROTOCOL}"
     return message, f"Update rstar2 for {older}: both need the same major version."
 
 

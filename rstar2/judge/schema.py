@@ -111,8 +111,8 @@ class RunResult(BaseModel):
     None.
     """
     exit_code: int | None = None
-    """The program's exit code, or minus the number of the signal that ended it. The value is None if no end is
-    known."""
+    """The program's exit code, or minus the number of the signal that ended it. The value is None if it is not known
+    how the program ended."""
     stdout_truncated: bool = False
     """Whether the program wrote more to standard output than `stdout` contains."""
     stderr_truncated: bool = False

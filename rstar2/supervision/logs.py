@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 
 def private_log(folder: Path, part: str) -> Path:
-    """Returns the log of one part, `<part>.log` in `folder`, which only this user can read.
+    """Returns the path of one part's log, `<part>.log` in `folder`. Only this user can read the log.
 
-    The log file is made if it is missing.
+    Creates the log file if it is missing.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)

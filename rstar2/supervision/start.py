@@ -40,7 +40,7 @@ class Events:
                 report nothing for hours.
 
         Raises:
-            UserError, Failure: the service failed. The error has the message of the event.
+            UserError, Failure: the service failed. The error's message is the event's text.
             Failure: there was no event within `wait_s` seconds.
         """
         deadline = None if wait_s is None else time.monotonic() + wait_s
@@ -70,7 +70,7 @@ def started_supervisor(
     """Start `python -m module`, which reads its settings with `begin_module`, and yield the process and its events.
 
     If the `with` block raises, the supervisor is stopped. If the block does not raise, the supervisor runs until its
-    standard input is closed. The standard input is closed at the latest when this process ends, even by a kill.
+    standard input is closed. The standard input is also closed when this process ends, even if this process is killed.
 
     Args:
         what: see `Events`.

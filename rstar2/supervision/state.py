@@ -46,7 +46,7 @@ class StateFile(Generic[AnyHandle]):
     path: Path
     kind: type[AnyHandle]
     hint: str
-    """Advice for the error if the file cannot be read."""
+    """Hint of the error that is raised if the file cannot be read."""
 
     def write(self, handle: AnyHandle) -> None:
         write_text(self.path, handle.model_dump_json(indent=2), mode=0o600)

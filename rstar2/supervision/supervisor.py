@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class Supervisor(ABC):
     """Runs the parts of one service until it has to stop.
 
-    The supervisor stops, with all processes that it started, after SIGTERM. A supervisor that is not detached also
+    After SIGTERM, the supervisor stops all processes that it started, and ends. A supervisor that is not detached also
     stops when its standard input closes, because a closed input means that the process that started the supervisor has
     ended.
 
@@ -57,7 +57,7 @@ class Supervisor(ABC):
 
     @abstractmethod
     def ready(self) -> Event:
-        """Called once, after `start`. Returns the event for the process that started the supervisor."""
+        """Called once, after `start`. Returns the event `ready` for the process that started the supervisor."""
 
     def check(self) -> None:  # noqa: B027, there need not be more to do
         """Called after each check of the parts, several times a second."""
@@ -129,7 +129,8 @@ class Supervisor(ABC):
             self.check()
 
     def close(self) -> None:
-        """Stop all parts, wave by wave, and release the lock of `claim`. The parts of a wave are stopped together."""
+        """Stop all parts, one group after the other, and release the lock of `claim`. The parts of a group are stopped
+        together."""
         for wave in reversed(self.waves):
             stop_groups([part.process for part in wave], max((part.stop_s for part in wave), default=0.0))
         if self._lock is not None:

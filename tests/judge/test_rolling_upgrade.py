@@ -200,7 +200,7 @@ def test_parts_of_the_next_major_version_are_refused_in_a_sentence(judge: Parts,
     refusal, hint = log.read_text().splitlines()[-2:]
     assert (
         refusal
-        == f"judge this judge speaks version {PROTOCOL} of the judge's protocol, and this worker version {NEXT}"
+        == f"judge this judge speaks version {PROTOCOL} of the judge's protocol, and this worker speaks version {NEXT}"
     )
     assert hint.startswith("Update rstar2 for the judge's machine")
     listener, url = judge.listen()
@@ -209,7 +209,8 @@ def test_parts_of_the_next_major_version_are_refused_in_a_sentence(judge: Parts,
     assert (
         messages
         == [
-            f"the judge at {url} speaks version {PROTOCOL} of the judge's protocol, and this client version {NEXT}"
+            f"the judge at {url} speaks version {PROTOCOL} of the judge's protocol, "
+            f"and this client speaks version {NEXT}"
         ]
         * 2
     )

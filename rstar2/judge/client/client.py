@@ -89,7 +89,7 @@ class JudgeClient:
     ) -> T:
         """Send an HTTP request, with retries for at most `wait_s` seconds. See `http.request` for the arguments.
 
-        Returns what `read` returns for the body of the judge's answer.
+        `read` converts the body of the judge's answer to the return value.
         """
         url = self.url + path
         connection = self._connection()

@@ -46,11 +46,11 @@ CLOSE_S = 1.0
 CANCEL_S = 30.0
 """If the judge does not answer, the client tries for this many seconds to send it the cancellation of a program."""
 HEARTBEAT_S = 30.0
-"""The client sends a ping if nothing arrived for this many seconds. If still nothing arrives during half as many
-seconds after the ping, the client closes the connection."""
+"""The client sends a ping if nothing arrived for this many seconds. If nothing arrives within half this time after the
+ping, the client closes the connection."""
 WARN_S = 2.0
-"""The client warns that no judge answers at the first failed attempt after this many seconds. The pauses between
-attempts grow, so this attempt fails in most cases about 3 seconds after the first one."""
+"""If an attempt to connect fails more than this many seconds after the first attempt, the client warns that no judge
+answers. Because the pauses between attempts grow, this usually happens about 3 seconds after the first attempt."""
 _RESPONSES = TypeAdapter(list[StreamResponse])
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Call:
         self.sent = False
 
     def answer(self, outcome: Outcome, reason: str) -> None:
-        """Set a result of the call that comes from the client itself and not from the judge."""
+        """End the call with a result that the client itself creates."""
         if not self.result.done():
             self.result.set_result(RunResult(id=self.run_id, outcome=outcome, stderr=reason))
 
@@ -91,7 +91,7 @@ class Connection:
         """Prefix of the ids of all programs that are sent over this connection."""
         self.numbers = itertools.count()
         self.calls: dict[str, Call] = {}
-        """The calls that have no result yet, by program id."""
+        """The calls that have no result yet, keyed by program id."""
         self.unsent: list[Call] = []
         self.unsent_cancels: list[str] = []
         """Ids of programs whose cancellation must still be sent on this WebSocket."""
@@ -110,13 +110,14 @@ class Connection:
         """Description of the last connection error. If a call gets no response in time, the call's result quotes this
         description."""
         self.may_warn = True
-        """Whether to warn if no judge answers: nothing has answered at the URL yet, and the caller does not know."""
+        """Whether to warn if no judge answers. False after the first answer, the first warning, or a call of
+        `health`."""
 
     def warn_if_absent(self, since: float, wait_s: float, cause: str) -> None:
         """Log a warning, once, if nothing has answered at the URL for `WARN_S` seconds.
 
         Args:
-            since: when the client first tried to reach the judge, by the clock of the event loop.
+            since: event-loop time of the client's first attempt to reach the judge.
             wait_s: seconds for which the client waits for the judge.
             cause: why the last attempt failed.
         """

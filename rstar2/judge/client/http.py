@@ -27,13 +27,14 @@ CONNECTIONS = 512
 """Maximum number of open connections per event loop. A cell uses one connection while it runs."""
 CONNECT_S = 10.0
 KEEPALIVE_S = 30.0
-"""The client closes a connection that was idle for this many seconds. The judge would close an idle connection only
-later, so the judge never closes a connection just when the client sends a request on it."""
+"""The client closes a connection that was idle for this many seconds. The judge's own idle timeout is longer, so the
+judge never closes a connection on which the client is just sending a request."""
 STREAM_ABOVE_BYTES = 1 << 20
 """A request body of more than this many bytes is sent as a stream, because aiohttp warns about a long body that is not
 a stream."""
 RETRIED_STATUSES = frozenset({408, 429})
-"""Statuses below 500 after which a request is sent again: the client was too slow, or the judge is full."""
+"""HTTP statuses below 500 after which a request is retried: 408 if the client was too slow, 429 if the judge is
+full."""
 T = TypeVar("T")
 
 

@@ -53,14 +53,14 @@ def read_heartbeat(text: str) -> dict[str, Any] | None:
 class LivenessMonitor:
     """Finds workers whose heartbeat has not changed for `DEAD_AFTER_S`.
 
-    A long gap between two checks means that Redis or this process was stopped. After a long gap, all workers count as
+    A long gap between two checks means that Redis or this process was paused. After a long gap, all workers count as
     alive, and the monitor starts to observe them anew.
     """
 
     def __init__(self) -> None:
         self._beats: dict[str, tuple[int, float]] = {}
-        """For each worker, the number of its last heartbeat, and the monotonic time at which this monitor first saw the
-        number."""
+        """Dict from worker name to the number of the worker's last heartbeat and the monotonic time at which this
+        monitor first saw that number."""
         self._checked = 0.0
         """Monotonic time at which `dead_workers` last checked the heartbeats."""
 
@@ -68,7 +68,7 @@ class LivenessMonitor:
         """Record the workers' heartbeat numbers and return the names of dead workers.
 
         Args:
-            beats: the number of each worker's last heartbeat, by worker name.
+            beats: dict from worker name to the number of the worker's last heartbeat.
             now: monotonic time in seconds at which `beats` were read.
         """
         if now - self._checked > 2.5 * CHECK_EVERY_S:

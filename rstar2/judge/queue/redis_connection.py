@@ -94,7 +94,7 @@ class RedisConnection(_Connection):
     """An asyncio connection that sends commands to Redis. Use a `RedisConnection` from only one task at a time."""
 
     async def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
-        """Send commands in one exchange. Returns the reply to each command, by the name of the command.
+        """Send commands in one exchange. Returns a dict from each command's name to its reply.
 
         If Redis refuses a command, the reply to this command is a ResponseError, and Redis still carries out the
         remaining commands.
@@ -137,7 +137,7 @@ class SyncRedisConnection:
         self._connection = pool.connection_class(**{**pool.connection_kwargs, "protocol": 2})
 
     def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
-        """Send commands in one exchange. Returns the reply to each command, by the name of the command.
+        """Send commands in one exchange. Returns a dict from each command's name to its reply.
 
         Raises RedisError if the connection or any of the commands fails.
         """

@@ -262,8 +262,8 @@ def enqueue(programs: Mapping[str, str], fingerprints: Mapping[str, str] | None 
     """Queues programs. See `scripts.ENQUEUE` for the reply.
 
     Args:
-        programs: each program's `RunRequest` as JSON, by the program's id.
-        fingerprints: the fingerprint of each client's request, by the program's id. If None, the fingerprints are
+        programs: dict from program id to the program's `RunRequest` as JSON.
+        fingerprints: dict from program id to the fingerprint of the client's request. If None, the fingerprints are
             computed from `programs`.
     """
     states = [state_key(run_id) for run_id in programs]

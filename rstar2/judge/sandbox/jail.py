@@ -69,7 +69,7 @@ class Jail:
         """The control group of zygotes while they load libraries. This group is separate so that memory for the
         libraries does not count as a program's memory."""
         self.ended: dict[int, Report] = {}
-        """Reports of programs that ended while nobody waited for their end, by the program's key."""
+        """Reports of programs that ended while nobody waited for their end, keyed by the program's key."""
         control, zygote_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sockets: dict[ZygoteKind, socket.socket] = {"bare": control}
         self._preloading: set[ZygoteKind] = set()

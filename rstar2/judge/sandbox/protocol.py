@@ -19,7 +19,7 @@ class JailSpec(TypedDict):
     is_root: bool
     """Whether the worker runs as root.
 
-    A worker that runs as root binds files before it enters a user namespace, and may map many user ids.
+    A worker that runs as root bind-mounts files before it enters a user namespace, and may map many user ids.
     """
     user_namespace: bool
     """Whether the jail gets a user namespace.
@@ -74,7 +74,7 @@ class StartCommand(TypedDict):
     beside_sessions: bool
     """Whether any open session runs as the same user as this program.
 
-    If so, the processes and threads of the open sessions are added to this program's limit of processes.
+    If so, the number of processes and threads of the open sessions is added to this program's process limit.
     """
     uid: int
     """The user id under which the process runs, or -1 if it keeps the zygote's user id."""

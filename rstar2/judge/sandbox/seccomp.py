@@ -7,8 +7,8 @@ that Landlock does not control, if the call could affect processes or attributes
 program. The filters are compiled once, outside the jail.
 
 A filter sees only the numbers that are a call's arguments, and not the file that a descriptor or path stands for. Some
-calls could show, evict or write out pages of the host's files in the kernel's cache. A call that could do this is
-refused, or does nothing, even if a program makes the call on its own files. The system call flock is not listed,
+calls could reveal, evict or write back pages of the host's files in the kernel's page cache. A call that could do this
+is refused, or does nothing, even if a program makes the call on its own files. The system call flock is not listed,
 because it could lock the host's processes out of every readable file.
 
 In the strict tier, the filter of the zygotes also allows the calls by which zygotes confine programs. Each program
@@ -61,7 +61,7 @@ futex_waitv futex_wake futex_requeue getitimer gettimeofday nanosleep pause poll
 setitimer time timerfd_create timerfd_gettime timerfd_settime
 """
 """System calls that wait or that use clocks and timers. The call timer_create is missing, because a timer could send
-SIGCONT to a session that is stopped between its cells."""
+SIGCONT to a session that is paused between its cells."""
 _CLOCKS = "clock_getres clock_gettime clock_nanosleep"
 """System calls whose first argument is a clock, which may be the CPU clock of a process other than the calling
 process."""
@@ -95,8 +95,8 @@ inotify would show what other processes do with visible files, and the host's us
 
 _CONFINING = "setns unshare mount umount2 setgroups setresuid setresgid capset seccomp setsid"
 """System calls by which zygotes confine programs. If a program makes one of these calls, the call fails with EPERM. The
-call setsid is in this list because, on a kernel that divides the CPU between sessions, a program that starts a new
-session would get an additional CPU share."""
+call setsid is in this list because some kernels divide the CPU between sessions. On these kernels, a program that
+starts a new session would get an additional CPU share."""
 _CONFINING_NEW = (*syscalls.LANDLOCK_CALLS, syscalls.IO_URING_REGISTER)
 """Newer system calls that zygotes need. If a program makes one of these calls, the call fails with ENOSYS. The calls
 are given by their numbers, because older versions of libseccomp do not know the names of these calls."""

@@ -89,9 +89,9 @@ class _CellEnd:
 class Session:
     """A session, opened by `Sandbox.open_session`. Any thread may use a `Session`. Cells run one after another.
 
-    Between cells, all processes of the session are stopped. A cell that reaches its time limit is interrupted, as by
-    the stop button of a notebook, and the session continues. If the interrupted cell does not stop soon, the session is
-    killed.
+    Between cells, all processes of the session are paused (SIGSTOP). A cell that reaches its time limit is interrupted,
+    as by the stop button of a notebook, and the session continues. If the interrupted cell does not stop soon, the
+    session is killed.
 
     Args:
         tier: the isolation tier.
@@ -378,7 +378,7 @@ class Session:
 
 
 def _is_forged(received: bytes, nonce: bytes) -> bool:
-    """Returns whether the received bytes can be neither an answer to this cell nor the beginning of an answer.
+    """Returns True if the received bytes are neither an answer to this cell nor the beginning of an answer.
 
     If the result is True, code in a cell has written to the channel.
     """

@@ -105,8 +105,8 @@ def exceptions(spec: JailSpec, cgroup: Cgroup) -> list[str]:
     sentences = _landlock_exceptions(spec) if spec["tier"] == "landlock" else _strict_exceptions(spec)
     if cgroup.memory is None:
         sentences.append(
-            "No memory control group can be written: the memory of a program's processes is instead measured several "
-            "times per second, without some kernel memory."
+            "No memory control group can be written: instead, the memory of a program's processes is measured several "
+            "times per second. The measurement leaves out some kernel memory."
         )
     if cgroup.pids is None:
         sentences.append(
@@ -133,7 +133,8 @@ def _strict_exceptions(spec: JailSpec) -> list[str]:
     if counts_sessions(spec):
         sentences.append(
             "Without root, the kernel counts the processes and threads of all programs and sessions of a worker "
-            "together: each may start 64 beyond those that exist when it starts, or fewer if others start more later."
+            "together: a program or session may start 64 in addition to those that exist when it starts, or fewer if "
+            "others start more later."
         )
     if not spec["landlock_abi"]:
         sentences.append("The kernel has no Landlock: only namespaces, users and seccomp confine programs.")
@@ -152,8 +153,9 @@ def _landlock_exceptions(spec: JailSpec) -> list[str]:
         "The work folder is on disk: its size is measured several times per second, and a program with more than "
         "256 MiB or 16384 files and folders is killed.",
         "Programs can see the machine's host name and all its processes, with their users, CPUs and priorities.",
-        "All programs of one user together may have 128 threads beyond the other processes of that user. If the user "
-        "is root, only the pids control group limits them, if it can be written.",
+        "A program may start 128 threads in addition to the threads that its user has when the program starts, or "
+        "fewer if the user starts more threads later. If the user is root, only the pids control group limits threads, "
+        "if it can be written.",
     ]
     if spec["landlock_abi"] < SIGNAL_ABI:
         sentences.append(

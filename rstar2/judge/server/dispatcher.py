@@ -31,7 +31,7 @@ REDIS_SHARE = 0.75
 LONGEST_RETRY_AFTER_S = 10.0
 """Maximum number of seconds in the header `Retry-After`."""
 MAX_BATCH = 256
-"""Maximum number of programs that one exchange with Redis enqueues, and that it cancels."""
+"""Maximum number of programs that one exchange with Redis enqueues, and maximum number that it cancels."""
 COMMAND_BYTES = 32 << 20
 """Maximum number of bytes in a command to Redis that contains more than one program. Redis accepts at most 1 GiB."""
 SWEEP_S = 3.0
@@ -52,7 +52,7 @@ STABLE_S = 10.0
 """If a loop of the dispatcher has run for this many seconds without an error, the dispatcher restarts the loop
 `FIRST_RETRY_S` seconds after the next error."""
 RECENT = 2000
-"""`/status` reports the times of this many programs that finished last."""
+"""`/status` reports the times of the most recently finished programs, up to this number of programs."""
 STATES_PER_COMMAND = 1000
 RESULTS_PER_COMMAND = 16
 """One exchange with Redis fetches at most this many long results. A long result can take megabytes, and after a pause
@@ -178,11 +178,11 @@ class Dispatcher:
         """Number of received notices of finished programs. Notices that were lost with a broken connection are not
         counted."""
         self.recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
-        """The values of `queue_s` and `wall_s` of those programs of the whole queue that finished last."""
+        """The values of `queue_s` and `wall_s` of the most recently finished programs of the whole queue."""
         self.on_finished: Callable[[float, float], None] = lambda queue_s, wall_s: None
         """A function that is called with `queue_s` and `wall_s` of each finished program."""
         self.waiting: dict[str, PendingRun] = {}
-        """All programs that were submitted and not yet released, by id."""
+        """All programs that were submitted and not yet released, keyed by id."""
         self.waiting_bytes = 0
         """Total number of bytes of the programs in `waiting`."""
         self.unsent: list[PendingRun] = []
@@ -330,7 +330,7 @@ class Dispatcher:
         await self.client.execute_command(*queue.forget(run_id, result))
 
     async def stored_results(self, ids: Sequence[str]) -> dict[str, str]:
-        """Returns the results with these ids as JSON, by id. Ids without a stored result are left out.
+        """Returns a dict from id to the stored result as JSON. Ids without a stored result are left out.
 
         Raises RedisError if Redis does not answer.
         """
@@ -410,7 +410,7 @@ class Dispatcher:
     def _batch_commands(
         self, runs: Sequence[PendingRun], cancelled: Sequence[str]
     ) -> dict[tuple[str, str], Command]:
-        """Returns the commands of one exchange with Redis. The key of a command is its kind and an id."""
+        """Returns the commands of one exchange with Redis, keyed by the command's kind and an id."""
         commands: dict[tuple[str, str], Command] = {}
         if programs := {run.id: run.body for run in runs if run.worker is None}:
             fingerprints = {run.id: run.fingerprint for run in runs}
@@ -453,8 +453,8 @@ class Dispatcher:
     ) -> list[PendingRun]:
         """Make all programs that Redis refused to store fail with QueueRefuses.
 
-        Runs that an earlier try may have stored do not fail. The method returns these runs, and they must be sent
-        again.
+        Runs that an earlier try may have stored do not fail. The method returns these runs, and the caller must send
+        them again.
         """
         unknown = []
         for run in runs:
@@ -583,7 +583,7 @@ class Dispatcher:
         self.allowed_bytes = min(self.max_queued_bytes, allowed)
 
     async def _heartbeats(self) -> dict[str, int]:
-        """Returns the number of each worker's last heartbeat, by worker name.
+        """Returns a dict from worker name to the number of the worker's last heartbeat.
 
         If a worker has no readable heartbeat, its number is -1.
         """

@@ -52,7 +52,7 @@ class ServerState(TypedDict):
     """The application's state, which every request has as `request.state`."""
 
     read_s: float
-    """A client may send nothing for at most this many seconds in the middle of a body."""
+    """Idle timeout in seconds while the body of a request is received."""
     bodies: BodyBudget
 
 
@@ -130,8 +130,8 @@ def validated(model: type[Model], data: object, request: Request | None = None) 
     Args:
         model: the type to return.
         data: the request's body.
-        request: the request if the endpoint is for rstar2 clients, because later versions of rstar2 clients may send
-            unknown fields, or None for other endpoints.
+        request: the request if the endpoint is for rstar2 clients, or None for other endpoints. Later versions of
+            rstar2 clients may send unknown fields, which are then ignored.
     """
     extra = None if request is None else unknown_fields(request.headers.get(HEADER))
     try:

@@ -60,7 +60,7 @@ async def _counts(dispatcher: Dispatcher, name: str) -> dict[str, int]:
 
 
 async def _depths(dispatcher: Dispatcher) -> tuple[int, int]:
-    """Returns the numbers of programs that wait in the queue, and that workers are running."""
+    """Returns the number of programs that wait in the queue, and the number of programs that workers are running."""
     pipe = dispatcher.client.pipeline(transaction=False)
     pipe.xlen(queue.TASKS)
     pipe.xpending(queue.TASKS, queue.GROUP)

@@ -18,9 +18,9 @@ class ServerLimits(BaseModel, extra="forbid"):
     max_body_bytes: int = 1 << 30
     """Maximum total number of bytes of all request bodies that are being received at the same time."""
     read_s: float = 30.0
-    """A client may send nothing for at most this many seconds in the middle of a request's body."""
+    """Idle timeout in seconds while the body of a request is received."""
     unread_s: float = 120.0
-    """A client may leave a long answer unread for at most this many seconds. Answers that fit into the client's receive
+    """Timeout in seconds for a client that does not read a long answer. Answers that fit into the client's receive
     buffer do not count as unread."""
 
 

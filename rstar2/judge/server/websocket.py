@@ -103,7 +103,7 @@ class StreamConnection:
         self.unknown_fields = unknown_fields(socket.headers.get(HEADER))
         """pydantic's `extra` setting for this client's messages."""
         self.runs: dict[str, PendingRun] = {}
-        """The programs for which this client waits, by id."""
+        """The programs for which this client waits, keyed by id."""
         self.responses: deque[_Response] = deque()
         """Responses that have not been sent yet."""
         self.sending: list[_Response] = []

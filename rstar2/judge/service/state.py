@@ -8,8 +8,8 @@ from rstar2.judge.service.settings import JudgeHandle
 from rstar2.supervision.state import StateFile, end_module, runs_module, state_folder
 
 SUPERVISORS = ("rstar2.judge.service.supervisor", "rstar2.judge.supervisor")
-"""Module names of the supervisor. Up to version 0.1.0, rstar2 used the second name, and a judge of such a version that
-is still running must be found."""
+"""Module names of the supervisor. The second name is for judges of rstar2 up to version 0.1.0 that are still
+running."""
 END_S = 30.0
 
 

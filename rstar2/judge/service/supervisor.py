@@ -43,7 +43,7 @@ START_S = 180.0
 """The judge must start within this many seconds, plus one second for each worker."""
 POLL_S = 0.02
 WRITE_EVERY_S = 0.5
-"""While a judge starts, it checks whether its queue accepts writes. Two checks are this many seconds apart."""
+"""While a judge starts, it checks every `WRITE_EVERY_S` seconds whether its queue accepts writes."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
 RESTARTS = Restarts(first_s=0.1, longest_s=5.0, stable_s=5.0, at_once=True)
@@ -72,7 +72,7 @@ class JudgeSupervisor(Supervisor):
         self.local_url = self.redis_url
         """The queue's URL for the judge's own processes."""
         self.restarts: Counter[str] = Counter()
-        """Number of restarts of each part of the judge that are not yet counted in Redis."""
+        """For each part of the judge, the number of restarts that are not yet added to the count in Redis."""
         self.workers: list[Part] = []
         self.api: Part | None = None
         self.handle: JudgeHandle | None = None
@@ -279,7 +279,8 @@ class JudgeSupervisor(Supervisor):
     def _in_redis(self, task: str, act: Callable[[redis.Redis], object]) -> bool:
         """Call `act` with a Redis client.
 
-        If a command fails, log the error with `task`, which says in words what `act` does, and return False.
+        If a command fails, log the error and return False. `task` is a verb phrase for the log message, such as "remove
+        a dead worker".
         """
         try:
             with sync_client(self.redis_url) as client:

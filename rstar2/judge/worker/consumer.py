@@ -173,7 +173,7 @@ class Consumer:
         requirements.check_registered(reply, self.about["isolation"])
 
     def _recover_delivered(self) -> None:
-        """Fetch those tasks again that were delivered to this worker but were lost with the connection."""
+        """Fetch again the tasks that were delivered to this worker but were lost with the connection."""
         fetch = self._fetch_command(MAX_TASKS, self.streams[:-1], since="0")
         commands = {"fetch": fetch, "redeliver": queue.redeliver(self.name, MAX_TASKS)}
         replies = self.connection.execute(commands)

@@ -30,7 +30,7 @@ from rstar2.judge.worker.local_queue import LONG_S, LocalQueue
 MAX_SESSIONS = 256
 """Maximum number of open sessions of one worker. Each session is a process with its own memory."""
 MAX_END_REASONS = 1000
-"""The worker remembers why its last sessions ended, for at most this many sessions."""
+"""Maximum number of ended sessions for which the worker remembers why they ended."""
 CHECK_EVERY_S = 1.0
 log = logging.getLogger(__name__)
 
@@ -69,11 +69,11 @@ class OpenSession:
         """Returns why the session must end now, or an empty string if it can continue.
 
         Args:
-            now: the present time in monotonic seconds.
+            now: the current time in monotonic seconds.
             unused_until: a monotonic time. Between the session's last cell and this time, no new cell was requested.
         """
         if now >= self.ends_at:
-            return f"the session ended: it was open for its {self.limits.total_s:g} s"
+            return f"the session ended: it reached its maximum lifetime of {self.limits.total_s:g} s"
         if unused_until - self.used_at > self.limits.idle_s:
             return f"the session ended: it was idle for {self.limits.idle_s:g} s"
         return ""
@@ -93,7 +93,7 @@ class WorkerSessions:
         self.open: dict[str, OpenSession] = {}
         """Open sessions by id."""
         self.ended: OrderedDict[str, str] = OrderedDict()
-        """The reasons why the last sessions ended, by session id."""
+        """Dict from session id to the reason why the session ended, for the last sessions."""
         self.next_check = 0.0
         self.errors: list[BaseException] = []
         """Exceptions that were raised in the threads of sessions."""

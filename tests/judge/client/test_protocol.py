@@ -54,7 +54,7 @@ async def test_a_judge_that_refuses_the_version_is_the_users_mistake_at_once(
     version_text = f"version {judge_version}" if judge_version else "an older version"
     for error in (run_error.value, session_error.value):
         assert error.message.startswith(f"the judge at {url} speaks {version_text}")
-        assert error.message.endswith(f"this client version {PROTOCOL}")
+        assert error.message.endswith(f"this client speaks version {PROTOCOL}")
         assert f"Update rstar2 for {remedy}:" in error.hint
         assert error.exit_code == UserError.exit_code
     assert len(heads) == 2

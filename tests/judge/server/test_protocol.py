@@ -111,7 +111,9 @@ def test_a_client_of_another_major_version_is_refused_and_told_what_to_update(
         "": f"an older version {protocol} that has no number",
         "soon": f"'soon', which is not a version {protocol}",
     }.get(str(version), f"version {version} {protocol}")
-    assert message.startswith(f"this client speaks {version_text}, and this judge version {PROTOCOL}. ")
+    assert message.startswith(
+        f"this client speaks {version_text}, and this judge speaks version {PROTOCOL}. "
+    )
     older = "the judge:" if version == NEXT_MAJOR else "the client's machine:"
     assert f"Update rstar2 for {older}" in message
     # `/health` tells every client the judge's version.

@@ -443,7 +443,7 @@ def test_a_worker_that_speaks_another_version_does_not_join(server: EmbeddedRedi
             )
             message = refusal()
             assert f"judge judge speaks {version_text}" in message
-            assert f"this worker version {PROTOCOL}" in message
+            assert f"this worker speaks version {PROTOCOL}" in message
             assert f"Update rstar2 for {remedy}" in message
         assert client.hgetall(queue.WORKERS) == {}
         client.hset(
@@ -466,6 +466,6 @@ def test_a_judge_does_not_start_beside_what_speaks_another_version(server: Embed
         reply = client.execute_command(*requirements.require("judge", "strict"))
         assert client.hget(requirements.REQUIREMENTS, "judge") is None
     with pytest.raises(
-        UserError, match=rf"{part} other speaks version 9\.0 .* this judge version {PROTOCOL}"
+        UserError, match=rf"{part} other speaks version 9\.0 .* this judge speaks version {PROTOCOL}"
     ):
         requirements.check_required(reply, "strict")

@@ -119,7 +119,7 @@ def test_a_sessions_time_ends_a_cell_that_runs_beside_others(worker: Worker) -> 
     waiting_cell = worker.cell("a", WAIT_FOR_RELEASE)
     result = worker.result(waiting_cell)
     assert (result.outcome, result.session_alive) == ("timeout", False)
-    assert "open for its 1 s" in result.session_end
+    assert "maximum lifetime of 1 s" in result.session_end
 
 
 def test_a_worker_that_stops_finishes_the_cells_that_run_and_loses_the_others(worker: Worker) -> None:

@@ -30,9 +30,9 @@ _CPU_TIME_V1, _CPU_TIME_V2 = "cpuacct.usage", "cpu.stat"
 
 
 def _own_groups() -> dict[str, str]:
-    """Returns the path of this process's group for each controller.
+    """Returns a dict from controller name to the path of this process's control group.
 
-    For control groups of version 2, the key is an empty text instead of the name of a controller.
+    Version 2 has one group for all controllers, and its key is an empty string.
     """
     groups = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():

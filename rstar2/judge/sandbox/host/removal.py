@@ -60,7 +60,7 @@ class Removal:
         """Start to remove all folders that were moved away, including those of an earlier worker.
 
         Args:
-            wait: whether to wait up to `_WAIT_S` seconds if too many folders are not yet removed. Use False to move
+            wait: whether to wait up to `_WAIT_S` seconds if too many folders are not yet removed. Use False when moving
                 many folders one after the other.
         """
         waiting = len(os.listdir(self._folder)) if self._folder.exists() else 0

@@ -25,8 +25,8 @@ _SIGKILL = 9
 class Cleaner:
     """The cleaner's process, and a socket to this process. Zygotes that are forked later use the same cleaner.
 
-    The cleaner is forked before the first program, because a program may start as many processes as its jail allows,
-    and the cleaner could then not be forked. The methods of `Cleaner` raise wire.Closed if the cleaner's process has
+    A program may start as many processes as the jail allows, and then the cleaner could not be forked. Therefore the
+    cleaner is forked before the first program. The methods of `Cleaner` raise wire.Closed if the cleaner's process has
     ended.
 
     Args:
@@ -53,7 +53,7 @@ class Cleaner:
         return bool(self._request("clean"))
 
     def take_snapshot(self) -> None:
-        """Record the present contents of the scratch folders. `clean` restores these contents."""
+        """Record the current contents of the scratch folders. `clean` restores these contents."""
         self._request("take snapshot")
 
     def exceeded_limit(self, pids: list[int], max_memory_bytes: int, folder: str) -> str | None:

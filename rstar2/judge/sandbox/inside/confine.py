@@ -22,8 +22,8 @@ and also for the user that owns the jail's user namespace."""
 _JAIL_TASKS = 8
 """Number of processes of a jail that belong to no program or session: zygotes and their helpers."""
 _OTHER_TASKS = 64
-"""In the landlock tier, a program's limit of processes leaves room for this many processes that the same user starts
-outside the jail while the program runs."""
+"""In the landlock tier, the kernel counts all processes of the user. A program's process limit is this much higher,
+because the user may start other processes outside the jail while the program runs."""
 _PAGE = resource.getpagesize()
 _NO_LIMIT = (1 << 63) - 1
 

@@ -15,15 +15,15 @@ _BUFFER_BYTES = 208 << 10
 """Maximum number of bytes that one socket can send before any of these bytes are received. Source:
 net.core.wmem_default."""
 _SOCKET_BYTES = _BUFFER_BYTES * (1 + namespaces.MAX_WAITING)
-"""Maximum kernel memory of one socket in bytes. It includes data that the socket has sent, and data that waits in the
-socket although its senders have already ended."""
+"""Maximum kernel memory of one socket in bytes. It includes data that the socket has sent, and unread data whose
+senders have already ended."""
 _MAPPING_BYTES = 1 << 10
 """Bytes of kernel memory for one memory mapping of a process, including the inode that a shared mapping needs."""
 _RESIDENT = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:")
 _PRIVATE_SHARE, _SHARED_SHARE = (b"Pss_Anon:", b"SwapPss:"), (b"Pss_Shmem:",)
 _SHARED_MEMORY = (b"/dev/zero (deleted)", b"[anon_shmem:")
-"""The name that /proc/PID/maps shows for shared memory without a file begins with one of these texts. A program can
-itself give its shared memory a name that begins with the second text."""
+"""Prefixes of the names that /proc/PID/maps shows for shared memory without a file. The second prefix is for shared
+memory that the program itself has named."""
 
 
 def resident_bytes(pids: list[int]) -> int:
@@ -82,9 +82,8 @@ def _read_mappings(pid: int, limit: int, shared: dict[bytes, int]) -> int:
     Args:
         pid: id of the process.
         limit: maximum number of bytes of kernel memory.
-        shared: a dictionary that receives, by inode, the mapped bytes of each piece of shared memory without a file.
-            All mapped bytes count, because shared memory stays allocated even if a process declares the memory unneeded
-            (MADV_DONTNEED).
+        shared: output dict from inode to the mapped bytes of shared memory without a file. All mapped bytes count,
+            because shared memory stays allocated even if a process declares the memory unneeded (MADV_DONTNEED).
     """
     kernel_bytes = 0
     try:

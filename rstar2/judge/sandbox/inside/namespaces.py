@@ -1,10 +1,10 @@
 """Builds the jail of the strict tier. The jail has its own namespaces, and a read-only root folder with only the files
 that an interpreter needs.
 
-The order of the steps matters. A worker that runs as root first binds the files, while it may still read all of them,
-and then enters the user namespace. A worker that does not run as root first enters the user namespace, because only in
-the user namespace may it mount files. The first process of the new PID namespace must mount /proc while the old /proc
-is still visible. The functions raise OSError if the machine refuses a namespace or a mount.
+The order of the steps matters. A worker that runs as root first bind-mounts the files, while it may still read all of
+them, and then enters the user namespace. A worker that does not run as root first enters the user namespace, because
+only in the user namespace may it mount files. The first process of the new PID namespace must mount /proc while the old
+/proc is still visible. The functions raise OSError if the machine refuses a namespace or a mount.
 
 All programs of a worker share the jail's namespaces, but each program has its own PID namespace. The programs share all
 namespaces except the PID namespace only for speed: a separate mount and IPC namespace would cost each program several
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 DEVICES = ("null", "zero", "full", "random", "urandom")
 _SCRATCH = "/.scratch"
 _COVERED = "/.covered"
-"""Folder in which folders are bound that the scratch space would otherwise hide, such as an interpreter installed below
-/tmp."""
+"""Folder with bind mounts of folders that the scratch space would hide, such as an interpreter installed below /tmp."""
 _NEW_ROOT = "/tmp"
 """Folder at which the new root folder is mounted, in this mount namespace only, until the new folder becomes the root.
 The folder is /tmp because every user may enter /tmp."""
@@ -107,7 +106,7 @@ def _limit_waiting() -> None:
 def _build_root(spec: JailSpec) -> None:
     """Build the new root at spec["mount_point"].
 
-    The files that programs need are bound, read-only, at the same paths as outside the jail.
+    The files that programs need are bind-mounted read-only, at the same paths as outside the jail.
     """
     root = spec["mount_point"]
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)

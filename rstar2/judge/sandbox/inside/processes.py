@@ -173,10 +173,7 @@ def count_computing(pids: Iterable[int]) -> int:
 
 
 def cpu_of_stopped(pids: Iterable[int]) -> dict[int, float] | None:
-    """If all processes are stopped or dead, returns the CPU seconds of each process by its id.
-
-    Returns None if any task of the processes may still run.
-    """
+    """Returns a dict from process id to CPU seconds. Returns None if any task of the processes may still run."""
     cpu_by_pid = {}
     for pid in pids:
         if not all(state in _STOPPED_STATES for state in _task_states(pid)):

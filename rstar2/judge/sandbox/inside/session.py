@@ -1,11 +1,10 @@
 """The process of a session, inside the jail, which runs the session's cells one after another with the same variables.
 
-The code of the cells controls this process, so what this process reports about a cell cannot be trusted. The end of a
-program, in contrast to the end of a cell, is reported by the kernel. The worker sends each cell with a nonce that the
-cell's answer must contain. A cell does not find the nonce by looking at frames and objects. A cell can find the nonce
-by replacing functions of this module or by searching this process's memory. Therefore the worker, outside the jail,
-enforces the time limit and measures the CPU time. For the worker, a cell has ended only when this process waits for the
-next cell.
+The code of the cells controls this process, so what this process reports about a cell cannot be trusted. The kernel
+reports the end of a program, but not the end of a cell. The worker sends each cell with a nonce that the cell's answer
+must contain. A cell cannot find the nonce by inspecting frames and objects. But it can find the nonce by replacing
+functions of this module or by searching this process's memory. Therefore the worker, outside the jail, enforces the
+time limit and measures the CPU time. The worker regards a cell as ended only when this process waits for the next cell.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Stops a session while none of its cells runs. If the cells of several sessions compute, stops all of these sessions
-except one.
+"""Pauses a session (SIGSTOP) while none of its cells runs. If the cells of several sessions compute, pauses all of
+these sessions except one.
 
 Therefore all sessions of a zygote together use no more CPU time than one program. A cell that sleeps delays no other
-cell. Every second turn belongs to the oldest cell. If all cells had equal shares of the CPU, cells that began at the
-same time would all end late, possibly after their clients have given up.
+cell. The oldest cell gets every other turn. If all cells had equal shares of the CPU, cells that began at the same time
+would all end late, possibly after their clients have given up.
 
-Sessions are stopped with SIGSTOP, because that works in every tier and for every user. Only root can use the freezer of
-control groups. A program can neither catch SIGSTOP nor undo it: all processes of the session are stopped, so none of
-them can send SIGCONT, and the seccomp filter refuses timers that send SIGCONT. A program can also not escape SIGSTOP by
-starting new processes faster than the zygote stops them. Processes whose parents have ended are not reaped, so they
-still count towards the limit of processes, and the program reaches this limit.
+Sessions are paused with SIGSTOP, because that works in every tier and for every user. Only root can use the freezer of
+control groups. A program can neither catch SIGSTOP nor undo it: all processes of the session are paused, so none of
+them can send SIGCONT, and the seccomp filter refuses timers that send SIGCONT. Starting new processes faster than the
+zygote pauses them does not help a program either. Processes whose parents have ended are not reaped, so they still
+count towards the process limit, and the program reaches this limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STOP_ATTEMPTS, _STOP_INTERVAL_S = 8, 0.0002
 
 
 class ProcessTree:
-    """All processes of a program or session, which are stopped and continued together.
+    """All processes of a program or session, which are paused and resumed together.
 
     Args:
         list_pids: a function that returns the ids of all processes of the program or session.
@@ -42,15 +42,15 @@ class ProcessTree:
         self.is_stopping = False
         """Whether the last signal to the processes was SIGSTOP and not SIGCONT."""
         self.is_stopped = False
-        """Whether `stop` has seen that all processes are stopped."""
+        """Whether `stop` has confirmed that all processes are paused."""
         self._waited_s = 0.0
         self._waits_since: float | None = None
         """Monotonic time at which the session began to wait for its turn, or None if the session does not wait."""
 
     def stop(self) -> bool:
-        """Stop all processes.
+        """Pause all processes.
 
-        Returns whether all processes are stopped. If some processes are not stopped yet, call `stop` again.
+        Returns whether all processes are paused. If some processes are not paused yet, call `stop` again.
         """
         self.is_stopping = True
         for _ in range(_STOP_ATTEMPTS):
@@ -102,15 +102,15 @@ class Turns:
     """Lets only one session at a time compute.
 
     A cell joins the queue for the CPU when the cell begins. If a check finds that the cell sleeps, the cell leaves the
-    queue. If a later check finds that the cell computes, the cell joins the end of the queue again. Every second turn
-    belongs to the oldest cell in the queue.
+    queue. If a later check finds that the cell computes, the cell joins the end of the queue again. The oldest cell in
+    the queue gets every other turn.
     """
 
     def __init__(self) -> None:
         self._running: list[ProcessTree] = []
         """Sessions whose cells are running. The oldest cell comes first."""
         self._queue: deque[ProcessTree] = deque()
-        """Sessions whose cells compute. The first session has its turn, and the other sessions are stopped."""
+        """Sessions whose cells compute. The first session has its turn, and the other sessions are paused."""
         self._turn_ends_at = 0.0
         """Monotonic time at which the current turn ends."""
 

@@ -171,10 +171,10 @@ class Zygote:
         self._next_check = 0.0
         self._check_count = 0
         self._children: dict[int, _Child] = {}
-        """All running programs and sessions, by the pidfd of their first process."""
+        """All running programs and sessions, keyed by the pidfd of their first process."""
         self._sessions: dict[int, _Child] = {}
-        """Sessions, by the descriptor of their control socket. A session that has ended stays in this dictionary until
-        the worker closes the session."""
+        """Sessions, keyed by the descriptor of their control socket. A session that has ended stays in this dictionary
+        until the worker closes the session."""
         self._turns = turns.Turns()
         self._zygotes: set[int] = set()
         self._delayed: list[tuple[str, int, list[int], int]] = []
@@ -341,7 +341,7 @@ class Zygote:
                 self._end_cell(child, count_descendants=op == "end cell of all")
 
     def _end_cell(self, child: _Child, *, count_descendants: bool) -> None:
-        """Stop a session if it waits for its next cell. Report whether the session is stopped.
+        """Pause a session (SIGSTOP) if it waits for its next cell. Report whether the session is paused.
 
         Args:
             child: the session.
@@ -444,7 +444,7 @@ class Zygote:
             return ""
         exceeded = self._cleaner.exceeded_limit(pids, max_memory_bytes, folder)
         if exceeded is None:
-            # The program is stopped for a second measurement, because it may be moving its folders all the time.
+            # The program is paused for a second measurement, because it may be moving its folders all the time.
             os.kill(child.pid, _SIGSTOP)
             exceeded = self._cleaner.exceeded_limit(pids, max_memory_bytes, folder)
             if not child.processes.is_stopping:
@@ -542,8 +542,8 @@ class Zygote:
 
         Returns None in this process. In each forked process, returns the new zygote's socket.
 
-        If a program of another zygote uses up the number of processes to which the jail is limited, the new zygotes
-        have to wait for the end of that program.
+        If a program of another zygote uses up the jail's process limit, the new zygotes have to wait until that program
+        ends.
         """
         while self._delayed:
             try:
@@ -566,7 +566,7 @@ class Zygote:
             fd: descriptor of the new zygote's control socket. On this socket the zygote reports that it has loaded its
                 libraries.
             groups: descriptors of the `cgroup.procs` files of control groups. The new zygote joins the first
-                `preload_groups` groups before it loads its libraries, and all later groups in the list afterwards.
+                `preload_groups` groups before it loads its libraries, and the remaining groups afterwards.
             preload_groups: number of groups that the zygote joins before it loads its libraries.
         """
         if pid := os.fork():
