@@ -48,7 +48,7 @@ __all__ = ["JudgeClient", "RunRequest", "RunResult", "SyncJudgeClient"]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import a public name when it is first used. `rstar2` has the table of all public names."""
+        """Import a public name when it is first used. The table of all public names is in `rstar2/__init__.py`."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import rstar2

@@ -91,7 +91,7 @@ def follow(
 ) -> Iterator[tuple[str, str]]:
     """Yield the last `count` lines of each log in `folder`, and then each new line, as (part, line).
 
-    Only logs whose name begins with `part` are followed, including logs that are made later. The iteration ends when
+    Only logs whose name begins with `part` are followed, including logs that are created later. The iteration ends when
     `ended` returns true.
     """
     read_up_to = {path: path.stat().st_size for path in logs_of(folder, part)}

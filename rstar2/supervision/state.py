@@ -52,7 +52,7 @@ class StateFile(Generic[AnyHandle]):
         write_text(self.path, handle.model_dump_json(indent=2), mode=0o600)
 
     def read(self) -> AnyHandle | None:
-        """Returns the handle in the file, even of a supervisor that has ended. Returns None if there is no file.
+        """Returns the handle in the file, even if its supervisor has ended. Returns None if there is no file.
 
         Raises UserError if the file cannot be read.
         """

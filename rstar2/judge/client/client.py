@@ -103,8 +103,8 @@ class JudgeClient:
     async def health(self) -> dict[str, Any]:
         """Returns the judge's answer to `/health`: `status`, `workers`, `isolation` and `protocol`.
 
-        The judge answers `/health` without a token, so an answer does not prove that the judge can run programs. To
-        check whether the judge runs programs, use `check_judge` in `rstar2.loop.judge_check`.
+        `/health` needs no token and runs no program, so an answer does not prove that the judge can run programs. To
+        check this, use `check_judge` in `rstar2.loop.judge_check`.
 
         Raises:
             NotAJudgeUrl: another server answers at this URL.

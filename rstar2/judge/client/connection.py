@@ -44,7 +44,7 @@ LONGEST_RETRY_AFTER_S = 30.0
 more."""
 CLOSE_S = 1.0
 CANCEL_S = 30.0
-"""If the judge does not answer, the client tries for this many seconds to send it the cancellation of a program."""
+"""If the judge does not answer, the client retries the cancellation of a program for this many seconds."""
 HEARTBEAT_S = 30.0
 """The client sends a ping if nothing arrived for this many seconds. If nothing arrives within half this time after the
 ping, the client closes the connection."""

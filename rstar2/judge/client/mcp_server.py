@@ -24,7 +24,7 @@ from rstar2.judge.schema import MAX_TIMEOUT_S, CellRequest, CellResult, RunReque
 WAIT_S = 60.0
 """If the judge does not answer, a tool call waits for this many seconds beyond the program's own time limit."""
 CLOSE_S = 20.0
-"""When the server ends, it waits at most this many seconds until its open sessions are closed."""
+"""Timeout in seconds for closing the open sessions when the server ends."""
 INSTRUCTIONS = (
     "Runs Python in isolation, without access to the network or to this machine's files; numpy, sympy, scipy and "
     "pandas can be imported. `value` is the last expression, as in a notebook. run_python starts afresh each time; to "

@@ -1,7 +1,8 @@
 """Heartbeats of workers, and `LivenessMonitor`, which finds dead workers by their heartbeats.
 
-A heartbeat has a number, `beat`, which grows while the worker works. The process that monitors a worker regards the
-worker as alive as long as this number changes, and therefore never compares clocks of different machines.
+A heartbeat contains a counter, `beat`, which increases while the worker works. The process that monitors a worker
+regards the worker as alive as long as this counter changes. Therefore the process never compares clocks of different
+machines.
 """
 
 from __future__ import annotations
@@ -59,16 +60,16 @@ class LivenessMonitor:
 
     def __init__(self) -> None:
         self._beats: dict[str, tuple[int, float]] = {}
-        """Dict from worker name to the number of the worker's last heartbeat and the monotonic time at which this
-        monitor first saw that number."""
+        """Dict from worker name to the `beat` of the worker's last heartbeat and the monotonic time at which this
+        monitor first saw that `beat`."""
         self._checked = 0.0
         """Monotonic time at which `dead_workers` last checked the heartbeats."""
 
     def dead_workers(self, beats: Mapping[str, int], now: float) -> list[str]:
-        """Record the workers' heartbeat numbers and return the names of dead workers.
+        """Record the `beat` of each worker, and return the names of dead workers.
 
         Args:
-            beats: dict from worker name to the number of the worker's last heartbeat.
+            beats: dict from worker name to the `beat` of the worker's last heartbeat.
             now: monotonic time in seconds at which `beats` were read.
         """
         if now - self._checked > 2.5 * CHECK_EVERY_S:
@@ -85,6 +86,6 @@ class LivenessMonitor:
 
         Args:
             worker: the worker's name.
-            now: the present time in monotonic seconds.
+            now: the current time in monotonic seconds.
         """
         return now - self._beats[worker][1] if worker in self._beats else 0.0

@@ -167,7 +167,7 @@ def check_registered(reply: Sequence[str], tier: Isolation) -> None:
             *conflict("this worker", judge, required, our_update="this machine", their_update=machine)
         )
     raise UserError(
-        f"isolation {tier} is below the {required} that a judge of this queue requires",
+        f"isolation {tier} is weaker than {required}, which a judge of this queue requires",
         f"Run the worker under {required}, or start the judge with a lower --isolation.",
     )
 

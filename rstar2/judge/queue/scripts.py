@@ -52,8 +52,8 @@ ENQUEUE = _VISIBLE_STATE + _ENQUEUE
 """Queues programs that are not queued, running or done. A cancelled program with the same fingerprint is queued again.
 
 KEYS: the stream, then the key of each program's state.
-ARGV: the time now, seconds after which states expire, CANCELLED, REUSED, NO_FINGERPRINT, then id, fingerprint and body
-of each program.
+ARGV: the current time, seconds after which states expire, CANCELLED, REUSED, NO_FINGERPRINT, then id, fingerprint and
+body of each program.
 Returns a list with two entries for each program that was not queued: the program's id, and its state without the
 fingerprint. The state is REUSED if an earlier request with the same id has a different fingerprint.
 """
@@ -107,8 +107,8 @@ KEYS: the Redis keys OUTCOMES, TASKS and WORKERS of `tasks`, then for each resul
 ARGV: the consumer group, seconds after which results expire, maximum length of a result that is published with its
 notice, the channel `done`, NO_FINGERPRINT, then entry, id, result, outcome, queue_s and wall_s of each result.
 Returns a list in which names and numbers alternate. `stored` is the number of results that were stored. A result is
-dropped instead of stored if its task was cancelled or already has a result. `unfinished` and `workers` are the
-numbers of the queue's programs and workers.
+dropped instead of stored if its task was cancelled or already has a result. `unfinished` is the number of programs in
+the queue, and `workers` is the number of workers.
 """
 
 STATES = """
@@ -119,7 +119,7 @@ return states
 """Reads the states of programs.
 
 KEYS: the states' keys. ARGV: maximum number of characters to read of each state.
-Returns the states without their fingerprints. A state that does not exist is returned as an empty text.
+Returns the states without their fingerprints. A state that does not exist is returned as an empty string.
 """
 
 CANCEL = """

@@ -1,4 +1,4 @@
-"""The queue in Redis: its keys, the messages in them, and the commands that change it.
+"""The keys, messages and commands of the queue in Redis.
 
 Each program is a *task* in the stream `tasks`. If a worker returns a task, or dies while it has the task, the task
 stays in this stream and keeps its position in the queue. The returned task becomes pending for the consumer NOBODY, and
@@ -353,7 +353,7 @@ def _claim(from_consumer: str, to_consumer: str, count: int, *entries: str) -> C
 
 
 def return_task(task: Task, worker: str) -> Command:
-    """Puts a task back into the queue. Its worker must not have started it."""
+    """Puts a task back into the queue. The worker must not have started the task."""
     settings = (GROUP, state_key(""), NOBODY, worker)
     return ("EVAL", scripts.RETURN_TASK, 2, TASKS, RETURNED, *settings, task.entry)
 

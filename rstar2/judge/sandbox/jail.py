@@ -28,9 +28,10 @@ from rstar2.judge.sandbox.zygote_kinds import PARENTS, ZygoteKind
 _BUILD_TIMEOUT_S = 120.0
 _PRELOAD_TIMEOUT_S = 300.0
 REPLY_TIMEOUT_S = 30.0
-"""Seconds that a zygote may take to answer, or to report the end of a program after the command to kill the program."""
+"""Timeout in seconds for an answer of a zygote, and for its report of a program's end after the command to kill the
+program."""
 CLEAN_TIMEOUT_S = 60.0
-"""Seconds that a zygote may take to remove the files that a program left."""
+"""Timeout in seconds for a zygote to remove the files that a program left."""
 END_TIMEOUT_S = 60.0
 """Seconds to wait until the jail's first process has ended after it was killed. A killed process can hang in the
 kernel."""

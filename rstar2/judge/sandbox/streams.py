@@ -18,8 +18,8 @@ _F_SEAL_FUTURE_WRITE = 0x10
 fails with EBUSY while the kernel moves a page of the file."""
 _ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
 FLOOD_BYTES = 64 << 20
-"""A program that writes more bytes than this to one stream is killed. Output of at most this many bytes is only
-truncated if it is too long for a result."""
+"""A program that writes more bytes than this to one stream is killed. Shorter output is truncated if it is too long for
+a result."""
 
 
 class Stream:
@@ -166,7 +166,7 @@ class Streams:
 
 
 def _short_as_json(text: str) -> str:
-    """Returns a text, cut so that it takes at most MAX_OUTPUT_JSON_BYTES bytes as JSON."""
+    """Returns the text, truncated so that it takes at most MAX_OUTPUT_JSON_BYTES bytes as JSON."""
     max_bytes = MAX_OUTPUT_JSON_BYTES
     while 6 * len(text) > max_bytes and (size := len(to_json(text)) - len('""')) > max_bytes:
         text = text[: len(text) * max_bytes // size]

@@ -1,5 +1,5 @@
-"""Drop-in endpoints for clients of code-judge: /ping, /run and /judge, and for several programs /run/batch,
-/run/long-batch, /judge/batch and /judge/long-batch.
+"""Drop-in endpoints for clients of code-judge: /ping, /run and /judge. The endpoints for several programs are
+/run/batch, /run/long-batch, /judge/batch and /judge/long-batch.
 
 The wire format is that of github.com/0xWJ/code-judge, with one difference. If an item of a batch is bad or its type is
 not "python", only this item fails, with the reason `invalid_input`, and the remaining items of the batch still run.

@@ -120,7 +120,7 @@ class PendingRun:
         self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The program's result as JSON. The future raises IdReused or QueueRefuses if the program was not queued."""
         self.waiters = 0
-        """Number of calls of `submit` that returned this run, minus its calls of `release`."""
+        """Number of calls of `submit` that returned this run, minus the number of calls of `release` for this run."""
         self.sent_at: float | None = None
         """Monotonic time at which Redis confirmed that it stored the program, or None if Redis has not confirmed this
         yet."""
@@ -136,7 +136,7 @@ class PendingRun:
 
 
 def _enqueued_by(run: PendingRun) -> tuple[str, str]:
-    """Returns the key that identifies, within one exchange with Redis, the command that enqueues this program."""
+    """Returns the key of the command that enqueues this program (see `_batch_commands`)."""
     return "enqueue", _PROGRAMS if run.worker is None else run.id
 
 
@@ -583,9 +583,8 @@ class Dispatcher:
         self.allowed_bytes = min(self.max_queued_bytes, allowed)
 
     async def _heartbeats(self) -> dict[str, int]:
-        """Returns a dict from worker name to the number of the worker's last heartbeat.
-
-        If a worker has no readable heartbeat, its number is -1.
+        """Returns a dict from worker name to the `beat` of the worker's last heartbeat, or to -1 if the worker has no
+        readable heartbeat.
         """
         beats = {}
         for stream in (queue.TASKS, queue.RETURNED):

@@ -102,7 +102,7 @@ class LocalQueue:
             self.current = None
 
     def finish_cell(self, task: Task, result: RunResult) -> None:
-        """Add the result of a cell that was set aside to the results that the worker must store."""
+        """For a cell that was set aside, add its result to the results that the worker must store."""
         with self.changed:
             self.cells.remove(task)
             if not self.results:
@@ -137,7 +137,7 @@ class LocalQueue:
         return self.share - 1 - len(self.tasks)
 
     def is_long(self) -> bool:
-        """Returns whether the current task has already run for longer than waiting tasks may have to wait."""
+        """Returns whether the current task has run for more than `_long_s` seconds."""
         return self.current is not None and time.monotonic() - self.started_at > self._long_s
 
     @property

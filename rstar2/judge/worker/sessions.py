@@ -130,7 +130,7 @@ class WorkerSessions:
             return future
 
     def _finish_cell(self, task: Task, future: Future[CellResult]) -> None:
-        """Add the result of a cell that was set aside to the local queue."""
+        """For a cell that was set aside, add its result to the local queue."""
         error = None if future.cancelled() else future.exception()
         if error is not None:
             self.errors.append(error)

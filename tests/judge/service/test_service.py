@@ -281,7 +281,7 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
         preload=False,
     )
     with running_judge(tmp_path / "judge", workers=1, redis_url=server.url, preload=False) as judge:
-        with pytest.raises(UserError, match=f"none is below the {judge.isolation}"):
+        with pytest.raises(UserError, match=f"none is weaker than {judge.isolation}"):
             start_service(weak)
         assert [worker["isolation"] for worker in status(judge)["workers"]] == [judge.isolation]
     # The first judge has ended, so its requirement is gone. The next judge requires only the tier it finds.

@@ -290,7 +290,7 @@ def test_a_worker_that_is_refused_loads_no_libraries(server: EmbeddedRedis) -> N
         server.local_url, decode_responses=True, socket_timeout=TIMEOUT_S
     ) as connection:
         connection.execute_command(*requirements.require("judge", "strict"))
-        with pytest.raises(UserError, match="none is below the strict"):
+        with pytest.raises(UserError, match="none is weaker than strict"):
             worker.work("w", connection, sandbox, LocalQueue(), preload=True)
     assert sandbox.loaded == 0
 

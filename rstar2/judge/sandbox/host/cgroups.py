@@ -2,7 +2,7 @@
 
 If this process cannot write control groups, nothing is limited. The memory limit is the memory of the zygotes plus the
 memory that the program may use. The whole jail gets the CPU share of one process. If the kernel already divides the CPU
-between sessions of processes (setsid), no control group for the CPU share is made.
+between sessions of processes (setsid), no control group for the CPU share is created.
 
 All programs of the jail share one control group only for speed: moving each program into a separate group would take
 milliseconds.

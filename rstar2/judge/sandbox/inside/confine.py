@@ -61,8 +61,8 @@ class Confinement:
     def count_user_tasks(self) -> None:
         """In the landlock tier, count the processes and threads of this user.
 
-        The limit of the next program is the sum of the counted number, the number of processes that the program may
-        start, and `_OTHER_TASKS`. Call `count_user_tasks` before the program is forked.
+        The process limit of the next program is the sum of the counted number, the number of processes that the program
+        may start, and `_OTHER_TASKS`. Call `count_user_tasks` before the program is forked.
         """
         if self._spec["tier"] == "landlock":
             self._user_tasks = processes.count_user_tasks()

@@ -1,5 +1,5 @@
-"""The first code in a new jail: it builds the jail and becomes the first zygote. A process that is forked for a program
-runs the program in the function `main`.
+"""The first code in a new jail: it builds the jail and becomes the first zygote. In a process that was forked for a
+program, `main` runs that program.
 
 The worker starts this code in a new interpreter with a fixed environment and one control socket. In the strict tier,
 the process that the worker starts only builds the jail and then waits outside the new PID namespace. If the waiting

@@ -97,8 +97,8 @@ def written_since_fork(pid: int) -> set[int]:
 def written_by_either(pid: int) -> set[int]:
     """Returns the addresses of memory pages to which this process or its child `pid` wrote after the child was forked.
 
-    The child must still be alive. A page to which only this process wrote is left out if a third process still shares
-    the page's contents from before the write.
+    The child must still be alive. If only this process wrote to a page, and a third process still maps the old version
+    of the page, the page is left out.
 
     Raises:
         OSError: the kernel does not allow this process to read the page maps, or to start another process.

@@ -112,8 +112,8 @@ def _reseed() -> None:
 def compile_program(source: str, path: str) -> tuple[CodeType | None, CodeType | None]:
     """Compile a program's source.
 
-    Returns the code of the program's statements, and that of its last expression. If the source has no statements or no
-    last expression, the corresponding code is None.
+    Returns two code objects: the program's statements, and its last expression. If the source has no statements or no
+    last expression, the corresponding code object is None.
     """
     tree: Any = compile(source, path, "exec", _ONLY_AST, dont_inherit=True)
     if not tree.body or not isinstance(tree.body[-1], _ast.Expr):

@@ -71,8 +71,8 @@ class CellLoop:
     def _run_cell(self, source: str) -> tuple[bytes, bytes]:
         """Run a cell. Returns the kind and the text of the cell's answer.
 
-        The kinds are: `v`, the cell has a value, and the text is its repr; `o`, the cell has no value; `e`, the cell
-        failed; `m`, the cell failed for lack of memory.
+        The kinds are `v` (the cell has a value, and the text is its repr), `o` (the cell has no value), `e` (the cell
+        failed) and `m` (the cell failed for lack of memory).
         """
         self._count += 1
         path = f"{self._work_dir}/cell{self._count}.py"

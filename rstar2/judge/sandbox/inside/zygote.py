@@ -491,8 +491,9 @@ class Zygote:
     def _is_scratch_clean(self) -> bool:
         """Returns whether the scratch space is empty. Removes a leftover source file first.
 
-        A program's source is written to a file for a traceback, for example. The method removes the source file only
-        for speed: most programs that leave files leave only their source file, and the cleaner is then not needed.
+        For example, a program's source is written to a file when a traceback needs it. The method removes the source
+        file only for speed: most programs that leave files leave only their source file, and the cleaner is then not
+        needed.
         """
         if self._scratch.is_clean():
             return True
