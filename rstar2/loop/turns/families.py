@@ -27,8 +27,8 @@ _THOUGHTS = {
     "tool_cycle": "are left out when the next question is asked",
     "template": "are left out as the chat template says",
 }
-"""Words for messages to the user: what happens to the thoughts of earlier turns. The keys are the names that the
-library uses."""
+"""Phrases for messages to the user that say what happens to the thoughts of earlier turns. The keys are the names that
+the library uses."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 _SOME_THOUGHT = "?"
 """Placeholder for an empty thought. The placeholder is needed because families differ in how they write a turn without
@@ -44,7 +44,7 @@ _FAULTS = {
 }
 """Messages to the model about a call that cannot be read. The keys are the status values of the library."""
 _INCOMPLETE_CHARACTER = "\ufffd"
-"""The character that a tokenizer returns in place of a character of which only the first bytes were decoded."""
+"""The replacement character. A tokenizer returns it if only the first bytes of a character were decoded."""
 _BLANK = "\0"
 """Replaces each character of an excluded span, so that no content is found in the span."""
 _MAX_PIECES = 64
@@ -428,8 +428,7 @@ class _FamilyStream:
 
 
 def family_of(tokenizer: Any, template: str, model_types: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
-    """Find the family, and the options of that family, with which turns are written exactly as a model's own chat
-    template writes them.
+    """Find the family, and its options, that writes turns exactly as a model's own chat template does.
 
     Only families with one of the model's `model_types` are tried. Returns None if none of these families matches.
 
