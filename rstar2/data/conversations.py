@@ -135,7 +135,7 @@ def _first_line(error: Exception) -> str:
 
 def _retrieve_nothing(uri: str) -> Any:
     """Refuse a `$ref` to another document, because a row must not make this machine fetch a document."""
-    raise ValueError(f"{uri} is not in the tool")
+    raise ValueError(f"$ref {uri} points outside the tool's schema")
 
 
 def _tool(schema: Any) -> dict[str, Any]:

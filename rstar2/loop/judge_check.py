@@ -25,7 +25,7 @@ PACKAGES = ("numpy", "scipy", "sympy")
 WAIT_S = 120.0
 """Seconds that a working judge may take for a program, on top of the program's own time limit."""
 _ATTEMPTS = 3
-"""A program that reaches its time limit is run again, up to this many times in all, because the machine may have been
+"""Maximum number of attempts. A program that reaches its time limit is run again, because the machine may have been
 busy."""
 _NUMBER = 42
 _EXCEPTION = re.compile(r"\b\w+(?:Error|Exception)\b.*")

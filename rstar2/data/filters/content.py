@@ -98,8 +98,8 @@ _NOT_AN_ORDER = re.compile(
     r"order|enough|suffices|possible|easy|not|we|they|you|I|he|she)(?: to)?\Z",
     re.IGNORECASE,
 )
-"""Matches the words before a verb such as 'show' if they make clear that the verb is not a task, as in 'we can show
-that'."""
+"""Matches the words before a verb such as 'show' if they make clear that the verb is not an instruction, as in 'we can
+show that'."""
 _ORDER = (
     r"(?:find|compute|determine|calculate|evaluate|solve|simplify|express|estimate|factor(?:ise|ize)?|state|give|list"
     r"|how (?:many|much|long|far|old)|what (?:is|are|was|will|would|percent\w*|fraction|value))"

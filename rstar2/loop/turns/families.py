@@ -48,8 +48,8 @@ _INCOMPLETE_CHARACTER = "\ufffd"
 _BLANK = "\0"
 """Replaces each character of an excluded span, so that no content is found in the span."""
 _MAX_PIECES = 64
-"""A content that the library returned may be split into at most this many pieces in the text of a turn. If there are
-more pieces, the library has changed the content."""
+"""Content that the library returned may occur in the text of a turn in at most this many pieces. If there are more
+pieces, the library has changed the content."""
 _STREAM_STEPS = 256
 """A streamed turn is parsed again each time it has grown by 1/256 of its length. All parsing of a streamed turn
 together takes about as long as parsing the whole turn 256 times."""
@@ -93,7 +93,7 @@ class FamilyCodec(ChatCodec):
         except ValueError as error:  # pydantic raises it
             names = ", ".join(variables)
             raise UserError(
-                f"{names} is not supported with this name or value by the family {family} ({_reason(error)})"
+                f"the family {family} does not support {names}, or not with this value ({_reason(error)})"
             ) from error
 
     def bridge(
@@ -578,8 +578,8 @@ def _find(text: str, part: str, start: int) -> int:
 def _pieces(
     text: str, content: str, start: int, without: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]] | None:
-    """Returns the spans of a content in a text, at or after `start`. Returns None if the text does not contain the
-    content.
+    """Returns the spans of `text` that together contain `content`, at or after `start`. Returns None if the text does
+    not contain the content.
 
     A family may write the content in several pieces with markup between them: gpt-oss writes text before a call and at
     the end of a turn. Pieces never lie in the spans `without`.
