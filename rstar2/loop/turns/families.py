@@ -93,7 +93,7 @@ class FamilyCodec(ChatCodec):
         except ValueError as error:  # pydantic raises it
             names = ", ".join(variables)
             raise UserError(
-                f"the family {family} does not support {names}, or not with this value ({_reason(error)})"
+                f"{names} is not supported by the family {family}, or not with this value ({_reason(error)})"
             ) from error
 
     def bridge(
