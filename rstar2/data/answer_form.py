@@ -1,7 +1,8 @@
-r"""Finds conversations that SFT can teach in the form that RL rewards, and the answers that have a definite value.
+r"""Finds the questions of SFT conversations, and the definite value that answers each question.
 
-RL rewards a `\boxed{}` inside `<answer>`. Most replies in SFT data have no box. A wrong value in a box does more
-harm than a right value does good. Therefore a reply is taught without a box if there is any doubt about its value.
+With these values, SFT can teach a conversation in the answer form, which is the form that RL rewards: a `\boxed{}`
+inside `<answer>`. Most replies in SFT data have no box. A wrong value in a box does more harm than a right value does
+good. Therefore a reply gets no box if there is any doubt about its value.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _STATED = re.compile(
 )
 """Matches the end of a sentence that states a value: `The total is $12.50.` or `It is 21 degrees Celsius.`"""
 _VALUE = re.compile(rf"\s*{_CURRENCY}?\s?([-−]?{_NUMBER})\s?{_UNIT}?\s*")
-"""Matches a tool's text that is one number, optionally with a unit."""
+"""Matches a text that is a single number, optionally with a currency sign or a unit."""
 _NUMBER_WORDS = re.compile(
     r"\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty|forty|fifty|sixty"
     r"|seventy|eighty|ninety|hundreds?|thousands?|(?:m|b|tr)illions?|lakhs?|crores?|dozens?|half|halves|thirds?"
@@ -65,8 +66,8 @@ _NAMES = re.compile(
     r"|minute|alarms?|reminders?|latitude|longitude)(?:[^a-z]|$)",
     re.IGNORECASE,
 )
-"""Matches words which show that a number is not an answer, but the name of a thing, a count of results, or a part of a
-date."""
+"""Matches words which show that a number is not an answer. Such a number is, for example, an id, a count of results, or
+a part of a date."""
 _IN_CAMEL_CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _BOX = re.compile(r"\\boxed\s*\{")
 _BEHIND_BOX = re.compile(r"[\s.!$*]*|\s*\\[\])][\s.]*")
@@ -85,8 +86,7 @@ class Question:
     end: int
     """Index of the next user's message, or the number of messages if no user's message follows."""
     answered: bool
-    """Whether the question ends with a reply. If False, the question ends with a call, which is the conversation's last
-    turn."""
+    """Whether the last of these messages is a reply. If False, it is a call, which is the conversation's last turn."""
     value: str | None
     """The definite value that answers the question. None if no definite value answers the question."""
 
@@ -120,11 +120,11 @@ def plain_turn(message: Message) -> Message:
 
 
 def questions(messages: Sequence[Message], solves: bool = False) -> list[Question] | None:
-    """Returns the questions of a conversation, or None if the conversation cannot be taught in the form that RL
-    rewards.
+    """Returns the questions of a conversation, or None if the conversation cannot be taught in the answer form.
 
-    A conversation cannot be taught in the form that RL rewards in three cases: it has its own system text, its texts
-    contain rstar2's tags, or it has turns before the first question.
+    A conversation can be taught in the answer form if it begins with a user's message and its turns do not mention
+    rstar2's tags. Each question needs exactly one reply, after all of its calls. Only the last question may end with a
+    call instead.
 
     Set `solves` if a model wrote the conversation to solve a problem. If `solves` is set, the last box in the reply is
     the answer.

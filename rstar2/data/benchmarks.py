@@ -131,7 +131,8 @@ def load_benchmark(
     if data is not None and name not in NAMES:
         raise UserError(
             f"unknown benchmark: {name}{did_you_mean(name, NAMES)}",
-            f"--data replaces the data of one of {', '.join(NAMES)}. You can also name the file as the benchmark.",
+            f"--data works only with these benchmarks: {', '.join(NAMES)}. You can also name the file as the "
+            "benchmark.",
         )
     if data is not None:
         return read_problems(data)
@@ -205,7 +206,7 @@ def _from_fields(where: str, row: dict[str, Any], number: str) -> Problem:
 
 
 def _text(where: str, row: Mapping[str, Any], field: str) -> str:
-    """Returns a field as text. The field is a string or a number."""
+    """Returns a field as text. Raises UserError if the field is missing, empty, or neither a string nor a number."""
     if field not in row:
         fields = ", ".join(row) or "no fields"
         raise UserError(f'{where}: no field "{field}"', f"The row has {fields}. {_FORMAT_HINT}")
@@ -228,7 +229,7 @@ def _text(where: str, row: Mapping[str, Any], field: str) -> str:
 
 
 def _distinct(placed: Iterable[tuple[str, Problem]]) -> list[Problem]:
-    """Returns the problems of (place, problem) pairs. Raises UserError if two problems have the same id."""
+    """Takes (place, problem) pairs and returns the problems. Raises UserError if two problems have the same id."""
     first: dict[str, str] = {}
     problems = []
     for place, problem in placed:
@@ -276,7 +277,7 @@ def load_hub(
         name: the name of the benchmark, for messages.
         source: the place of the benchmark on the hub.
         config: the config to load.
-        file_hint: a sentence for error messages about the rows of a file that can replace the hub.
+        file_hint: for error messages, a sentence about the format of a file that can replace the hub.
         option: the command-line option that names a file to replace the hub, for error messages.
 
     Raises:

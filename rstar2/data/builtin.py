@@ -46,7 +46,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of problems that differ only in two numbers, `a` and `b`, of two digits each."""
+    """A family of problems that differ only in two two-digit numbers, `a` and `b`."""
 
     ask: str
     """A description of the quantity to find. The description contains no digits, so that the two numbers of a problem
@@ -71,8 +71,8 @@ FAMILIES: dict[str, Family] = {
 
 
 def questions(seed: int, held_out: bool) -> Iterator[Question]:
-    """Yields distinct questions, which are either all held out or all for training, until none is left. In each round,
-    every family yields at most one question."""
+    """Yields distinct questions until none is left: held-out questions if `held_out` is set, and training questions if
+    not. In each round, every family yields at most one question."""
     rng = random.Random(f"{seed}-{held_out}")
     drawn: set[str] = set()
     while len(drawn) < len(FAMILIES) * len(OPERANDS) ** 2:
@@ -102,9 +102,9 @@ def training(seed: int, count: int, skip: int = 0) -> list[Problem]:
 def traces(seed: int, count: int, flaws: dict[str, float]) -> Iterator[list[dict[str, str]]]:
     """Yields synthetic tool-use conversations for SFT. Some of the conversations are flawed on purpose.
 
-    `flaws` has the share of each kind of flaw: `repaired` (a failed call, then one that works), `guessed` (a number
-    without a call), `wrong` (a number that differs from the tool's output), `missing` (no answer block) and `repeated`
-    (two answer blocks). All conversations outside these shares have no flaw.
+    `flaws` is a dict from each kind of flaw to its share: `repaired` (a failed call, then one that works), `guessed` (a
+    number without a call), `wrong` (a number that differs from the tool's output), `missing` (no answer block) and
+    `repeated` (two answer blocks). The remaining conversations have no flaw.
     """
     rng = random.Random(f"traces-{seed}")
     kinds, weights = [*flaws, "clean"], [*flaws.values(), 1.0 - sum(flaws.values())]
@@ -113,7 +113,7 @@ def traces(seed: int, count: int, flaws: dict[str, float]) -> Iterator[list[dict
 
 
 def run_trusted(code: str) -> tuple[str, bool]:
-    """Runs a program that this module wrote, without a judge.
+    """Runs a program that this module generated. The program runs in this process, not in the judge.
 
     Returns the program's output, and whether the program failed.
     """

@@ -1,5 +1,5 @@
 """The candidates of a preparation: rows that were read and not yet dropped. Candidates are stored on disk, and each has
-a number.
+a row number.
 
 The rows of a source are in one file, as a sequence of Arrow IPC streams with one record batch each. Reading and writing
 Arrow IPC streams takes a third of the time that parquet takes, and each process can write and read batches
@@ -24,7 +24,7 @@ Mask = npt.NDArray[np.bool_]
 Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 Drop = tuple[int, dict[str, Any]]
-"""The number of a dropped row, and details for the card."""
+"""The row number of a dropped row, and details for the data card."""
 _WORKING = [("key", pa.uint64()), ("answer_key", pa.uint64()), ("characters", pa.int32())]
 """Columns that only the preparation uses. Rows with the same text have the same `key`. Rows with the same answer have
 the same `answer_key`."""
@@ -116,14 +116,14 @@ class Candidates:
                 yield Group(place, alive.copy())
 
     def keys(self, column: str) -> Keys:
-        """Returns a column of whole numbers for all rows, dropped rows included."""
+        """Returns an integer column for all rows, dropped rows included."""
         parts = [place.read([column])[column].to_numpy() for place in self._places]
         keys: Keys = np.concatenate(parts) if parts else np.empty(0, np.uint64)
         return keys
 
     def batches(self, columns: Sequence[str], numbers: Numbers) -> Iterator[tuple[Numbers, Any]]:
-        """Yields rows by their numbers, which must be in ascending order. Each item contains the numbers and the table
-        of the rows from one record batch."""
+        """Yields the rows with these numbers, which must be in ascending order. Each item contains the numbers and a
+        table of the rows from one record batch."""
         for place in self._places:
             first, end = np.searchsorted(numbers, [place.first, place.first + place.rows])
             if first < end:
@@ -131,7 +131,7 @@ class Candidates:
                 yield numbers[first:end], table.take(pa.array(numbers[first:end] - place.first))
 
     def values(self, column: str, numbers: Numbers) -> dict[int, Any]:
-        """Returns the values of a column for a few rows, by row number."""
+        """Returns a dict from row number to the value of a column, for a few rows."""
         values: dict[int, Any] = {}
         for batch_numbers, table in self.batches([column], np.unique(numbers)):
             values.update(zip(batch_numbers.tolist(), table[column].to_pylist(), strict=True))

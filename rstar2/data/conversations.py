@@ -38,7 +38,7 @@ _TYPES = {
 }
 _JSON_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _OF_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
-"""Keywords of JSON Schema whose value is an object that contains schemas by name."""
+"""Keywords of JSON Schema whose value is an object from names to schemas."""
 _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 """Keywords of JSON Schema whose value is a list of schemas."""
 _SCHEMAS = frozenset(
@@ -85,7 +85,7 @@ _MARKED_CALL = re.compile(
 _ASCII_BRACKETS = str.maketrans("（）［］｛｝：＝", "()[]{}:=")
 
 KEPT_TOOLS = 4096
-"""Number of parsed lists of tools that a source keeps in a cache, because its rows often have the same list."""
+"""Maximum number of parsed tool lists that a source caches. Rows of a source often have the same tool list."""
 
 
 class Tools:
@@ -135,7 +135,7 @@ def _first_line(error: Exception) -> str:
 
 def _retrieve_nothing(uri: str) -> Any:
     """Refuse a `$ref` to another document, because a row must not make this machine fetch a document."""
-    raise ValueError(f"{uri} is not in the tool")
+    raise ValueError(f"$ref {uri} points outside the tool's schema")
 
 
 def _tool(schema: Any) -> dict[str, Any]:
@@ -184,7 +184,8 @@ def _schema(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _subschema(value: Any) -> Any:
-    """Converts a schema inside another schema. Values that are not schemas become a schema without conditions."""
+    """Converts a schema inside another schema. A value that is not a schema becomes the empty schema, which accepts
+    everything."""
     return _schema(value) if isinstance(value, dict) else value if isinstance(value, bool) else {}
 
 
@@ -233,7 +234,8 @@ def without_introduction(text: str) -> str:
 
 
 def without_empty_thought(answer: Any) -> Any:
-    """Returns an answer without the empty thought, such as `<think></think>`, that models write if reasoning is off.
+    """Returns an answer without the empty thought at its start. Models write an empty thought, such as
+    `<think></think>`, if reasoning is off.
 
     Raises:
         Refused: the answer contains a thought that is not empty.
@@ -278,8 +280,8 @@ def _call_in(text: str, tools: Tools) -> str:
 
 
 def refuse_unread_tools(system: str, rest: str) -> None:
-    """Raise Refused if a system text mentions tools, although no tools could be read from it. A sentence such as 'There
-    are no tools' does not count as a mention.
+    """Raise Refused if a system text mentions tools. Call this function if no tools could be read from the text. A
+    sentence such as 'There are no tools' does not count as a mention.
 
     The message of the error quotes `rest`, which is a part of the system text.
     """
@@ -366,5 +368,8 @@ def _call_number(reply: Message, waiting: dict[str, int]) -> int:
         )
     call_id = reply.get("tool_call_id") or next(iter(waiting))
     if call_id not in waiting:
-        raise Refused("malformed", f"a tool's reply names the call {call_id!r}, which waits for no reply")
+        raise Refused(
+            "malformed",
+            f"a tool's reply names the call {call_id!r}, but this call is not waiting for a reply",
+        )
     return waiting.pop(call_id)

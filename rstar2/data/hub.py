@@ -32,13 +32,13 @@ _ANSWER_S = 10.0
 _CARD = "README.md"
 _DATA = (".json", ".jsonl", ".parquet")
 _ABOUT_DATA = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"})
-"""Files without rows that the library `datasets` writes beside the data."""
+"""Files that the library `datasets` writes beside the data. They contain no rows."""
 _SPLITS = {
     "test": ("test", "testing", "eval", "evaluation"),
     "validation": ("validation", "valid", "val", "dev"),
     "train": ("train", "training"),
 }
-"""The splits, and the words by which a path names a split."""
+"""Dict from each split to the words that name it in a path."""
 _CHOICE = re.compile(r"\{([^{}]*)\}")
 """Matches the alternatives `{a,b}` in a pattern."""
 _NUMBERED = re.compile(r"^(.*)-\d+-of-(\d+)\.\w+$")

@@ -89,7 +89,7 @@ _NAMES = {
     "epsilon": "varepsilon",
     "theta": "vartheta",
 }
-"""LaTeX commands, each with other commands that have the same meaning."""
+"""Dict from LaTeX commands to other commands with the same meaning."""
 _REPLACED = {
     "": "left right middle big bigl bigr bigm Big Bigl Bigr Bigm bigg biggl biggr biggm Bigg Biggl Biggr Biggm "
     "displaystyle textstyle scriptstyle limits nolimits nonumber notag rm bf it sf tt cal sl centering noindent quad "
@@ -113,7 +113,7 @@ _REPLACED = {
     "\\{": "lbrace",
     "\\}": "rbrace",
 }
-"""Replacements, each with the LaTeX commands that it replaces."""
+"""Dict from each replacement to the LaTeX commands that it replaces."""
 _COMMANDS = {other: f"\\{name} " for name, others in _NAMES.items() for other in others.split()} | {
     name: f" {sign} " for sign, names in _REPLACED.items() for name in names.split()
 }
@@ -182,7 +182,7 @@ _PLAIN = bytes(
 )
 """Translation table to lower-case ASCII, which replaces characters outside of words by a space."""
 _POINT = re.compile(r"\.(?!\d)")
-"""Matches a point that is not a decimal point."""
+"""Matches a dot that is not a decimal point."""
 _PUNCTUATION = re.compile(r"[\s\\$~,;:?\"`“”…]")
 _ASCII_PUNCTUATION = bytes(code for code in range(128) if _PUNCTUATION.match(chr(code)))
 _LOWER = bytes(range(256)).lower()

@@ -13,7 +13,7 @@ from rstar2.errors import UserError
 from rstar2.files import whole_path
 
 AGENT_NAME = "rstar2"
-"""The name under which VERL knows the agent loop that works on the problems."""
+"""The name of rstar2's agent loop in VERL."""
 PREPARED = "data.parquet"
 """Name of the file with the rows, in a folder that `rstar2 data prepare` wrote."""
 _BATCH_ROWS = 4096
@@ -129,7 +129,7 @@ def _ids(file: Path, ids: list[Any], texts: list[str]) -> list[str]:
         if not _is_text(name):
             raise _refused(file, number, f"id must be text, not {name!r:.60}")
         if name in row_of:
-            raise _refused(file, number, f"has the id of row {row_of[name]}, {name!r:.60}")
+            raise _refused(file, number, f"the id {name!r:.60} is already used in row {row_of[name]}")
         row_of[name] = number
         names.append(name)
     return names

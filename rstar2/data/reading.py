@@ -89,7 +89,7 @@ class ReadCounts:
 
 @dataclass(frozen=True)
 class _Lines:
-    """A range of bytes with whole lines of a JSON Lines file."""
+    """A byte range of a JSON Lines file that contains only whole lines."""
 
     file: Path
     offset: int
@@ -514,7 +514,8 @@ def _of_texts(piece: _Piece, unit: str, texts: list[bytes], source: Source) -> I
 def _of_batch(batch: Any) -> list[Row]:
     """Returns the rows of a record batch. Keys whose value is null are left out of structs.
 
-    Structs in Arrow have the keys of all rows. A tool or a call has null for the keys that only other rows use.
+    A struct in Arrow has the keys of all rows. Therefore a tool or a call has null for each key that only other rows
+    use.
     """
     rows: list[Row] = batch.to_pylist()
     if not any(pa.types.is_nested(kind) for kind in batch.schema.types):

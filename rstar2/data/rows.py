@@ -1,4 +1,5 @@
-"""The row schema of prepared data. All sources of problems for RL, and of conversations for SFT, use the same columns.
+"""The row schema of prepared data. All sources of problems (for RL) have the same columns, and so do all sources of
+conversations (for SFT).
 
 Rows contain no instructions for the prompt, no rollouts and no token ids. A training stage adds the instructions,
 rollouts and token ids when the stage starts.

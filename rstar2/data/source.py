@@ -36,9 +36,10 @@ class Source:
     licence: str
     """The licence that the publisher of the source states, or `not checked`."""
     columns: tuple[tuple[str, ...], ...]
-    """The columns that the source must have. Each tuple is one form in which the source is published."""
+    """The columns that the source must have. A source may be published with different columns, and each tuple lists the
+    columns of one version."""
     read: Callable[[Row], dict[str, Any]]
-    """Converts a row, in the form in which the source is published, to the columns that `rstar2.data.rows` describes.
+    """Converts a row of the published source to the columns that `rstar2.data.rows` describes.
 
     The result lacks `source` and `family`, and may lack `id` and `licence`. The function raises Refused if the row
     cannot be used.

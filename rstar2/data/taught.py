@@ -1,13 +1,13 @@
-"""Converts conversations to the form in which SFT teaches them: with a system text, and with turns in the format's
-form.
+"""Converts conversations for SFT: adds the format's system text, and puts thoughts and answers where the format expects
+them.
 
-A conversation without a system text gets the format's system text only if its turns have the form that this text asks
-for. If the turns had another form, the model would learn to ignore the system text, which RL shows before every
-problem. Two kinds of rows are converted to the form that RL rewards (see `rstar2.data.answer_form`): rows with
-`answer_form`, and rows from a model's own rollouts.
+A conversation without a system text gets the format's system text only if its turns have the parts that this text asks
+for, such as a thought or an answer block. Otherwise, the model would learn to ignore the system text, which RL shows
+before every problem. Two kinds of rows are converted to the answer form, which is the form that RL rewards (see
+`rstar2.data.answer_form`): rows with `answer_form`, and rows from a model's own rollouts.
 
-The thought of a turn may be in the tags of any model or in `reasoning_content`. The thought becomes a thought in the
-tags of the format.
+The thought of a turn may be in the tags of any model or in `reasoning_content`. It is moved to the place that the
+format uses for thoughts.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ from rstar2.loop.turns.codec import has_calls
 from rstar2.loop.turns.demands import Demands, FormatTexts, demands_of
 
 ANSWER_FORM = "answer_form"
-"""The column that says whether SFT teaches the row in the form that RL rewards."""
+"""The column that says whether SFT teaches the row in the answer form."""
 _TOKENS = "tokens"
 """The column of token ids, which only rows from a model's own rollouts have (`rstar2.data.rows.TOKENS`)."""
 
 
 @dataclass(frozen=True)
 class Taught:
-    """A conversation in the form in which SFT teaches it, as input of `ChatCodec.training_sample`."""
+    """A conversation that is ready for SFT, as input of `ChatCodec.training_sample`."""
 
     messages: list[Message]
     tools: list[Message] | None
     """The tools that the template lists. If None, the template lists the format's tools for a conversation with
     calls."""
     keeps_form: bool
-    """Whether all turns have the form that the format's system text asks for. If True, the format's system text
+    """Whether all turns have the parts that the format's system text asks for. If True, the format's system text
     precedes the turns."""
 
 
 @dataclass(frozen=True)
 class FormCounts:
-    """Counts of conversations and turns, by whether they have the form for which their texts ask.
+    """Counts of conversations and turns. They show how many turns have the parts that their prompts ask for: a thought,
+    an answer block or a box.
 
-    The texts of a turn are the system text and the user's message before the turn.
+    The prompt of a turn is the system text and the last user's message before the turn.
     """
 
     conversations: int = 0
@@ -55,16 +56,16 @@ class FormCounts:
     turns: int = 0
     """Turns of the model from which SFT learns."""
     demanded_turns: int = 0
-    """Turns for which the system text or the user's message asks for a form."""
+    """Turns whose prompt asks for a thought, an answer block or a box."""
     compliant_turns: int = 0
-    """Turns that have the form for which the system text or the user's message asks."""
+    """Turns that have all parts that their prompt asks for."""
     unlearnt_turns: int = 0
     """Turns that SFT skips, because the format leaves the thoughts of these turns out of later prompts."""
     lost_thoughts: int = 0
     """Turns whose thought is left out, because turns of the format cannot contain a thought."""
     mixed: int = 0
-    """Conversations in which only some turns have the form that the format's system text asks for. If only some turns
-    of a conversation have this form, SFT teaches the conversation without the format's system text."""
+    """Conversations in which some turns, but not all, have the parts that the format's system text asks for. SFT
+    teaches such a conversation without the format's system text."""
 
     def __add__(self, other: FormCounts) -> FormCounts:
         sums = [getattr(self, each.name) + getattr(other, each.name) for each in fields(self)]
@@ -79,7 +80,7 @@ def tools_of(row: Mapping[str, Any]) -> list[Message] | None:
 
 
 def as_taught(row: Mapping[str, Any], texts: FormatTexts) -> Taught:
-    """Convert a row with `messages`, and optionally `tools` and `answer_form`, to the form in which SFT teaches it."""
+    """Convert a row with `messages`, and optionally `tools` and `answer_form`, for SFT."""
     messages = _with_allowed_calls(list(row["messages"]), texts.format.calls_per_turn)
     rewritten, solves = None, bool(row.get(_TOKENS))
     if row.get(ANSWER_FORM) or solves:
@@ -97,17 +98,17 @@ def as_taught(row: Mapping[str, Any], texts: FormatTexts) -> Taught:
 def in_answer_form(
     messages: Sequence[Message], texts: FormatTexts, solves: bool = False
 ) -> list[Message] | None:
-    """Returns a conversation in the form that RL rewards.
+    """Returns a conversation in the answer form, which is the form that RL rewards.
 
-    A question whose reply has a definite value, or that ends with a call, is inserted into the format's user text. In
-    the turns of a question that is inserted into the user text, the text becomes the thought, and the definite value
-    becomes the answer. If a question ends with a reply that has no definite value, the unchanged reply becomes the
-    answer.
+    A question counts as a problem if it has a definite value or ends with a call. A problem is inserted into the
+    format's user text. In the turns of a problem, the text becomes the thought, and the definite value becomes the
+    answer. For all other questions, the unchanged reply becomes the answer.
 
     Set `solves` if a model wrote the conversation to solve a problem. If `solves` is set, the last box in the reply is
     the answer.
 
-    Returns None if the conversation does not fit the form, or if the format asks for no form.
+    Returns None if the conversation cannot be taught in the answer form, or if the format asks for no thought, answer
+    block or box.
     """
     plain = [plain_turn(message) for message in messages]
     if not texts.rewarded or (parts := questions(plain, solves)) is None:
@@ -128,7 +129,7 @@ def in_answer_form(
 
 
 def _turn(message: Message, value: str | None, demands: Demands, texts: FormatTexts) -> Message:
-    """Returns a turn in the form that `demands` describes. `value` is the definite value that answers the turn's
+    """Returns a turn with the parts that `demands` asks for. `value` is the definite value that answers the turn's
     question."""
     text = message.get("content") or ""
     boxed = f"\\boxed{{{value}}}"
@@ -174,9 +175,10 @@ def _with_thought(message: Message, start: str, thought: str) -> Message:
 
 
 def _thought_tag(messages: Sequence[Message], texts: FormatTexts) -> str:
-    """Returns the thought tag for which the system text and the user's messages ask.
+    """Returns the thought tag that the system text and the user's messages ask for, or else the tag that the format
+    asks for.
 
-    Returns an empty text if the system text and the user's messages ask for no thought.
+    Returns an empty text if neither asks for a thought.
     """
     contents = [str(message["content"]) for message in messages if message["role"] in ("system", "user")]
     return demands_of("\n".join(contents)).thought or texts.opening.thought
@@ -216,9 +218,9 @@ def _with_allowed_calls(messages: list[Message], most: int | None) -> list[Messa
 
 
 def _following(messages: Sequence[Message], texts: FormatTexts) -> list[bool]:
-    """Returns for each turn whether it has the form for which the format's text before the first question asks.
+    """Returns for each turn whether it has the parts that the format's text before the first question asks for.
 
-    Returns an empty list if no turn has rstar2's tags, or if the text before the first question asks for no form.
+    Returns an empty list if no turn has rstar2's tags, or if the text before the first question asks for no parts.
     """
     turns = [message for message in messages if message["role"] == "assistant"]
     if not texts.opening or not any(_has_form(turn) for turn in turns):
@@ -273,7 +275,7 @@ def _with_listed_tools(
 
 
 def count_form(row: Mapping[str, Any], texts: FormatTexts) -> FormCounts:
-    """Convert a row with `as_taught`, and count the turns that have the form for which their texts ask."""
+    """Convert a row with `as_taught`, and count the turns that have the parts that their prompts ask for."""
     taught = as_taught(row, texts)
     system = taught.messages[0]["content"] if taught.messages[0]["role"] == "system" else None
     opening = texts.opening if system is None else demands_of(system)
@@ -310,8 +312,8 @@ def _ends_in_form(messages: Sequence[Message], texts: FormatTexts) -> bool:
 
 
 def _turns(messages: Sequence[Message], opening: Demands) -> Iterator[tuple[Message, Demands, bool]]:
-    """Yields each turn of the model, the form for which the turn's texts ask, and whether another question follows the
-    turn."""
+    """Yields each turn of the model, the parts that the turn's prompt asks for, and whether another question follows
+    the turn."""
     last_question = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=0)
     demands = opening
     for at, message in enumerate(messages):

@@ -69,7 +69,7 @@ class _Reader:
         raise refused
 
     def checked(self, columns: Any) -> dict[str, Any]:
-        """Returns the function's result. Raises Failure if the result is not the columns of a row."""
+        """Returns the function's result. Raises Failure if the result is not a dict from column names to values."""
         if not isinstance(columns, dict):
             raise self.fault(f"read returned {type(columns).__name__}, not the row's columns")
         return columns

@@ -32,9 +32,9 @@ class Sampling:
     temperature: float = 0.6
     """Sampling temperature."""
     top_p: float = 1.0
-    """Tokens are sampled from the most probable tokens that together have this probability."""
+    """Nucleus sampling: tokens are sampled from the most probable tokens that together have this probability."""
     top_k: int = 0
-    """Tokens are sampled from this many most probable tokens."""
+    """Tokens are sampled from the `top_k` most probable tokens."""
     max_tokens: int = 1024
     """Maximum number of tokens of the turn."""
     seed: int | None = None
@@ -100,8 +100,9 @@ class Generation:
 OnTokens = Callable[[list[int]], None]
 """Called with new token ids while they are generated.
 
-All calls of a turn together pass exactly the `token_ids` of its `Generation`, in order, the end-of-turn token included.
-If a turn is stopped, only the calls of this function show which tokens were generated before the stop.
+During a turn, the function receives all `token_ids` of the turn's `Generation` exactly once and in order, the
+end-of-turn token included. If a turn is cancelled, there is no `Generation`, and only this function shows which tokens
+were generated.
 """
 
 

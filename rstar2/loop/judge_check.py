@@ -1,6 +1,7 @@
-"""Checks a judge before a run depends on it, by running programs with the same tools and token as the model's calls.
+"""Checks a judge before a run depends on it, by running programs with the same tools and access token as the model's
+calls.
 
-A request to `/health` is not enough: it needs no token and runs no program.
+A request to `/health` is not enough: it needs no access token and runs no program.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PACKAGES = ("numpy", "scipy", "sympy")
 WAIT_S = 120.0
 """Seconds that a working judge may take for a program, on top of the program's own time limit."""
 _ATTEMPTS = 3
-"""A program that reaches its time limit is run again, up to this many times in all, because the machine may have been
+"""Maximum number of attempts. A program that reaches its time limit is run again, because the machine may have been
 busy."""
 _NUMBER = 42
 _EXCEPTION = re.compile(r"\b\w+(?:Error|Exception)\b.*")
@@ -164,7 +165,7 @@ def _import_error(call: ToolCall) -> str:
 def _broken(url: str, outcome: str, output: str, how: str = "") -> JudgeError:
     reason = " ".join(output.split())[:300]
     return JudgeError(
-        f"the judge at {url} answers, but a program that prints a number{how} ended as {outcome}"
+        f"the judge at {url} answers, but a program that prints a number{how} ended with the status {outcome}"
         + (f": {reason}" if reason else ""),
         "Read the judge's own log. `rstar2 judge status` shows the judge's workers.",
     )

@@ -17,7 +17,7 @@ from rstar2.loop.turns.codec import ChatCodec
 
 GENERATION_CONFIG = "generation_config.json"
 _LENGTHS = ("max_length", "max_new_tokens")
-"""Limits on the length of generation. The limits on length are removed, because the caller decides the length."""
+"""Keys that limit the length of generation. They are removed, because the caller decides the length."""
 
 
 def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
@@ -28,9 +28,9 @@ def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
     changed copies of the files in the folder `model`. `model` and `folder` may be the same folder. The tokenizer of
     `codec` is changed in place.
 
-    The padding token becomes the base model's end-of-text token. The padding token stays as it was if the end-of-text
-    token already ended a turn, as in Llama-3-Instruct. A model such as Llama-3-Instruct has no padding token, or pads
-    with its end-of-turn token.
+    The base model's end-of-text token becomes the padding token. This is done only if the model has no padding token or
+    pads with its end-of-turn token, and if its end-of-text token is not its end-of-turn token. Otherwise, as in
+    Llama-3-Instruct, the padding token is unchanged.
     """
     save_format(codec.format, folder)
     tokenizer = codec.tokenizer

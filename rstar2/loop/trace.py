@@ -76,13 +76,13 @@ class FailedTurn:
     place: int
     """The index of the turn in `Trace.turns`."""
     later_failed: tuple[bool, ...]
-    """For each later turn that has calls: whether one of these calls failed."""
+    """One item per later turn with calls: whether one of its calls failed."""
 
     @property
     def tries(self) -> int | None:
-        """Number of later turns with calls, counted up to and including the first of them in which no call failed.
+        """Number of later turns with calls, up to and including the first of them without a failed call.
 
-        The value is None if a call failed in every later turn with calls.
+        The value is None if no later turn has calls that all succeeded.
         """
         return self.later_failed.index(False) + 1 if self.repaired else None
 
@@ -366,7 +366,7 @@ def _trace(path: Path, number: int, line: bytes) -> Trace:
         wrong = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
         raise UserError(
             f"{path}, line {number}: not a trace ({wrong})",
-            "Use a run, or traces that rstar2 wrote. To grade the outputs of other programs, use `rstar2 grade`.",
+            "Use a run, or a trace file that rstar2 wrote. To grade the outputs of other programs, use `rstar2 grade`.",
         ) from error
 
 

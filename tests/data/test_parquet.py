@@ -83,7 +83,7 @@ def test_rows_in_verls_form_get_the_ids_that_they_lack(tmp_path: Path) -> None:
         ({"problem": None}, "problem must be text, not None"),
         ({"problem": " "}, "problem must be text, not ' '"),
         ({"answer": None}, "answer must be text, not None"),
-        ({"id": "a"}, "has the id of row 1, 'a'"),
+        ({"id": "a"}, "the id 'a' is already used in row 1"),
     ],
 )
 def test_a_problem_that_cannot_be_trained_on_is_named_by_its_row(
@@ -111,7 +111,7 @@ def test_numbers_where_texts_belong_are_refused(tmp_path: Path, column: str, val
         ({"reward_model": {"style": "rule"}}, "reward_model.ground_truth must be text, not None"),
         ({"prompt": []}, "prompt is not a list of messages with text"),
         ({"prompt": [{"role": "user", "content": None}]}, "prompt is not a list of messages with text"),
-        ({"extra_info": {"id": "p"}}, "has the id of row 1, 'p'"),
+        ({"extra_info": {"id": "p"}}, "the id 'p' is already used in row 1"),
     ],
 )
 def test_a_row_in_verls_form_that_cannot_be_trained_on_is_named(

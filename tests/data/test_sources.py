@@ -501,17 +501,21 @@ def test_replies_are_matched_to_parallel_calls_by_their_ids(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("calls", "replies", "message"),
     [
-        ([("a", "Bern")], [reply("sun", "b")], "a tool's reply names the call 'b', which waits for no reply"),
+        (
+            [("a", "Bern")],
+            [reply("sun", "b")],
+            "a tool's reply names the call 'b', but this call is not waiting for a reply",
+        ),
         (
             [(None, "Bern")],
             [reply("sun", "b")],
-            "a tool's reply names the call 'b', which waits for no reply",
+            "a tool's reply names the call 'b', but this call is not waiting for a reply",
         ),
         ([("a", "Bern"), ("a", "Basel")], [reply("sun", "a")] * 2, "two calls have the id 'a'"),
         (
             [("a", "Bern"), ("b", "Basel")],
             [reply("sun", "a")] * 2,
-            "a tool's reply names the call 'a', which waits for no reply",
+            "a tool's reply names the call 'a', but this call is not waiting for a reply",
         ),
         ([("a", "Bern")], [reply(None, "a")], "a tool's reply is null"),
     ],

@@ -76,7 +76,9 @@ def test_programs_run_under_the_formats_limits(
         return (await run(client, request)).model_copy(update={"outcome": "timeout"})
 
     monkeypatch.setattr(JudgeClient, "run", too_slow)
-    with pytest.raises(UserError, match="with the tool python_code_with_standard_io ended as timeout"):
+    with pytest.raises(
+        UserError, match="with the tool python_code_with_standard_io ended with the status timeout"
+    ):
         check_judge(token_judge.url, token_judge.token, with_limits(default_format(), limits), ("json",))
 
 
@@ -88,7 +90,9 @@ def test_a_judge_that_answers_but_runs_nothing_is_named(
 
     monkeypatch.setattr(JudgeClient, "run", lost_result)
     for fmt in (None, default_format()):
-        with pytest.raises(UserError, match=r"answers, but a program .* ended as lost: .*no worker took"):
+        with pytest.raises(
+            UserError, match=r"answers, but a program .* ended with the status lost: .*no worker took"
+        ):
             check_judge(judge.url, None, fmt)
 
 

@@ -42,7 +42,7 @@ class Inputs:
     rates: Mapping[str, measured.Rates]
     """The pass rates of each run that the settings name."""
     answer_fault: Callable[[str], str | None] | None = None
-    """Returns why the grader can accept no output for an answer, or None if it can. Other processes import this
+    """Returns why the grader cannot accept any output for an answer, or None if it can. Other processes import this
     function by name."""
 
 

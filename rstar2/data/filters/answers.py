@@ -40,7 +40,7 @@ class AnswerFilter:
 
 @dataclass(frozen=True)
 class UnreadableFilter:
-    """Drops a row if the grader can accept no output for the row's answer. `fault` returns the reason, or None."""
+    """Drops a row if the grader cannot accept any output for the row's answer. `fault` returns the reason."""
 
     fault: Callable[[str], str | None]
     columns: tuple[str, ...] = ("answer",)

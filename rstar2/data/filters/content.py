@@ -11,9 +11,8 @@ r"""Filters that judge a problem by its text. The filters on content read proble
 | `html` | contains tags or entities of HTML |
 
 The filters search for words and signs, and do not understand the text. The details of a dropped row contain the words
-because of which the row was dropped. Markup that changes only the look of a text is removed before the search
-(`plain_text`), except for the markup that `figures` and `html` search for. Code that draws a figure is searched only by
-`figures`.
+that caused the drop. Markup that changes only the look of a text is removed before the search (`plain_text`), except
+for the markup that `figures` and `html` search for. Code that draws a figure is searched only by `figures`.
 """
 
 from __future__ import annotations
@@ -71,8 +70,8 @@ _FIGURE_STEMS = (
     *("figure", "fig.", "diagram", "illustrat", "pictur", "shown", "drawn", "drawing", "sketch", "depict"),
     *("image", "photo", "graph", "chart", "grid", "map", "scale"),
 )
-"""Every text that refers to a figure contains one of these words. If the filter first searches for these words, it
-needs a tenth of the time."""
+"""Every text that refers to a figure contains one of these words. Searching for these words first makes the filter ten
+times as fast."""
 _THEN_TEXT = re.compile(
     r"[^\\$|]{0,80}?(?:\\\[|\$\$)|.*?(?:\\begin\{(?:array|tabular|[bpv]?matrix)|^[^|\n]*\|[^|\n]*\|)",
     re.DOTALL | re.MULTILINE,
@@ -81,7 +80,7 @@ _THEN_TEXT = re.compile(
 table, and not to a figure."""
 
 _GAP = r"\s{1,4}"
-"""White space between words. The expression matches at most four characters, so that long runs do not make the search
+"""White space between words. At most four characters match, so that long runs of white space do not make the search
 slow."""
 _STARTS = (
     rf"(?:\A\W{{0,9}}|[.!?:;\n]\s{{0,4}}|[$)\]*]{_GAP}|,{_GAP}|\b(?:then|and|please|hence|also|or|to){_GAP})"
@@ -99,8 +98,8 @@ _NOT_AN_ORDER = re.compile(
     r"order|enough|suffices|possible|easy|not|we|they|you|I|he|she)(?: to)?\Z",
     re.IGNORECASE,
 )
-"""Matches the words before a verb such as 'show' if they make clear that the verb is not a task, as in 'we can show
-that'."""
+"""Matches the words before a verb such as 'show' if they make clear that the verb is not an instruction, as in 'we can
+show that'."""
 _ORDER = (
     r"(?:find|compute|determine|calculate|evaluate|solve|simplify|express|estimate|factor(?:ise|ize)?|state|give|list"
     r"|how (?:many|much|long|far|old)|what (?:is|are|was|will|would|percent\w*|fraction|value))"
@@ -168,8 +167,8 @@ _ANNOUNCED = re.compile(
     r"\s{0,4}\*{0,2}\s{0,4}(\$[^$\n]{1,80}\$|[^\s.;\n)][^.;\n)]{0,60}?(?:\.\d{1,20})?)\s{0,4}\*{0,2}(?=[.;)\n]|\Z)",
     re.IGNORECASE,
 )
-"""Matches an announcement and the answer after it, as in 'the answer is 42'. If other words follow the value, the match
-includes these words and therefore equals no answer."""
+"""Matches an announcement and the answer after it, as in 'the answer is 42'. If other words follow the value, the
+captured answer includes these words, and therefore does not equal the row's answer."""
 _TAGGED = re.compile(r"<answer>([^<>]{1,200})</answer>", re.IGNORECASE)
 _ANSWER_SIGNS = ("answer", "ans", "result", "####", "boxed", "fbox", "solution")
 """Every text that states an answer contains one of these words or signs."""

@@ -37,7 +37,7 @@ MAX_WORDS_CHARS = 200
 _ROUNDING = 1e-9
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 20
-"""The table of prefixes is indexed by this many leading bits of a hash."""
+"""Length in bits of the hash prefixes that index the table `_GramIndex._begins`."""
 _SHIFT = np.uint64(64 - _BITS)
 _FIRST_BYTES = np.array([2 ** (8 * count) - 1 for count in range(9)], dtype=np.uint64)
 """Bit masks. The mask with the index `count` keeps the first `count` bytes of a little-endian number."""
@@ -48,10 +48,11 @@ _END = ord("\n")
 def benchmark_grams(
     measured: Mapping[str, Iterable[Problem]], words: int, distinctive: bool
 ) -> dict[Gram, tuple[str, str]]:
-    """Returns each gram of the benchmarks, with the benchmark and the id of the first problem that contains the gram.
+    """Returns a dict from each gram of the benchmarks to the first problem that contains it, as (benchmark, id). A gram
+    is a run of `words` words.
 
     A problem with fewer than `words` words is a single gram. If `distinctive` is set, grams that two or more problems
-    contain are left out. For `distinctive`, two problems that share half of their grams count as one problem.
+    contain are left out. For `distinctive`, two problems that share at least half of their grams count as one problem.
     """
     place_of: dict[Gram, tuple[str, str]] = {}
     shared: set[Gram] = set()
@@ -89,7 +90,7 @@ class Contained:
 def rarest_shingles(
     measured: Mapping[str, Iterable[Problem]], share: float
 ) -> dict[Gram, tuple[Contained, ...]]:
-    """Returns an index of the benchmark problems by their rarest shingles.
+    """Returns a dict from rare shingles to the benchmark problems that contain them.
 
     A text may lack `missing` shingles of a problem and still contain the required share. Each problem is therefore
     listed under its `missing + 1` rarest shingles: a text that contains none of these shingles cannot contain the
@@ -140,7 +141,7 @@ class ContainedFilter:
                 yield row, detail
 
     def _largest_match(self, text: str) -> dict[str, Any] | None:
-        """Returns details about the benchmark problem of which the text contains the largest share.
+        """Finds the benchmark problem with the largest share of its shingles in the text, and returns details about it.
 
         Returns None if no benchmark problem meets the conditions of the filter.
         """
@@ -235,7 +236,7 @@ class _GramIndex:
 
 
 def _parts(batch: Any) -> tuple[list[str], Places]:
-    """Returns the normalised texts of a batch, and the row of each text.
+    """Returns the normalised texts of a batch, and the row index of each text.
 
     The texts are the problems, or all messages and all strings in the arguments of calls.
     """

@@ -11,7 +11,7 @@ from typing import Any
 from rstar2.errors import UserError
 
 Rates = Mapping[str, tuple[int, int]]
-"""Number of correct samples and number of samples, by problem id."""
+"""Dict from problem id to (number of correct samples, number of samples)."""
 
 
 def rates_of_run(run: Path) -> Rates:
@@ -48,7 +48,7 @@ def rates_of_run(run: Path) -> Rates:
 
 @dataclass(frozen=True)
 class AgreementFilter:
-    """Drops a problem if the share of a strong model's samples that gave the label is less than `least`.
+    """Drops a problem if too few samples of a strong model gave the label: less than the share `least`.
 
     Problems without a measurement are dropped too.
     """

@@ -5,8 +5,8 @@ Two normalised texts are near duplicates if the Jaccard similarity of their shin
 numbers in the same order. Problems must also have the same operators, and answers that the grader finds equal.
 Therefore 'the remainder of 2^10 by 7' and 'the remainder of 2^11 by 7' are different problems.
 
-A shingle is three words in a row by default. One changed word changes three shingles of three words, and three shingles
-are a large share of a short problem. Therefore the filter drops more short problems if a shingle is one word.
+By default, a shingle is three consecutive words. One changed word changes three shingles of three words, and three
+shingles are a large share of a short problem. Therefore the filter drops more short problems if a shingle is one word.
 Signatures come from rensa (R-MinHash). Two rows are compared if at least one of the `BANDS` bands of their signatures
 is the same.
 """
@@ -61,7 +61,7 @@ class _Sketch:
     words: int
     """The number of words in a shingle."""
     rows: int
-    """The number of rows in a band."""
+    """The number of hashes of a signature in a band."""
 
     def __call__(self, group: Group) -> tuple[Numbers, Keys]:
         """Returns the row numbers, shape (N,), and the keys of the bands, shape (N, BANDS)."""
@@ -128,8 +128,8 @@ def _shingled(text: str, size: int) -> list[str]:
 
 
 def _rows_of_a_band(similarity: float) -> int:
-    """Returns the largest number of rows per band for which the probability of missing a pair of this similarity is at
-    most `MAX_MISSED`."""
+    """Returns the largest number of hashes per band with which a pair of this similarity is missed with a probability
+    of at most `MAX_MISSED`."""
     fitting = (rows for rows in range(MAX_ROWS, 1, -1) if (1 - similarity**rows) ** BANDS <= MAX_MISSED)
     return next(fitting, 1)
 
@@ -157,7 +157,7 @@ def near_duplicates(rows: Candidates, near: Near, scratch: Path) -> Iterator[Dro
 def _pairs(bands: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """Returns the pairs (earlier, later) of indices of rows that share a band, shape (P, 2), sorted by the later row.
 
-    In each band, a row is paired with the first and with the previous row that has the same key.
+    In each band, a row is paired with two rows that have the same key: the first one and the previous one.
     """
     pairs = np.empty((0, 2), dtype=np.int64)
     for band in bands:
@@ -208,7 +208,7 @@ def _verified(
             compared[number] = _Row(shingles, _equal_key(text, is_problem), answer)
     original_of: dict[int, tuple[int, float]] = {}
     leader_of: dict[int, int] = {}
-    """For each row whose answer differs from the answer of an earlier, similar row: the earliest row with a similar
+    """Dict from each row whose answer differs from that of an earlier similar row, to the earliest row with a similar
     text."""
     led: dict[int, list[int]] = {}
     for earlier, later in live[pairs].tolist():

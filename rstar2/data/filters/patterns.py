@@ -1,8 +1,7 @@
 """Filters that a recipe defines as regular expressions.
 
-RE2, which is part of pyarrow, searches for the expressions. For every expression, the time of a search with RE2 is
-proportional to the length of the text. However, RE2 has no look-around and no back-references, and rejects expressions
-that need too much memory.
+The regex engine is RE2, which is part of pyarrow. A search with RE2 always takes time proportional to the length of the
+text. However, RE2 has no look-around and no back-references, and rejects expressions that need too much memory.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _DEFAULT: dict[Kind, tuple[PatternField, ...]] = {
     "conversations": ("user", "assistant"),
 }
 _BEFORE, _LENGTH = 20, 120
-"""The details of a drop contain `_LENGTH` bytes of the text, which begin `_BEFORE` bytes before the match."""
+"""The details of a dropped row quote `_LENGTH` bytes of the text, from `_BEFORE` bytes before the match."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def check_regex(key: str, regex: str) -> None:
 
 
 def _texts(batch: Any, field: PatternField) -> tuple[Any, Any]:
-    """Returns the index of the row of each text in a field, and the texts."""
+    """Returns the row index of each text in a field, and the texts."""
     if field in ("problem", "answer"):
         return np.arange(batch.num_rows), batch.column(field)
     messages = batch.column("messages")

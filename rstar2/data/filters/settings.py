@@ -39,9 +39,9 @@ class Near(Strict):
 
 class Grams(Strict):
     words: int = Field(8, ge=2)
-    """The rules `literal` and `distinctive` drop a text that shares this many words in a row with a benchmark."""
+    """The rules `literal` and `distinctive` drop a text that shares this many consecutive words with a benchmark."""
     rule: Literal["literal", "distinctive", "contained"] = "literal"
-    """The rule by which a text counts as a copy of a benchmark problem.
+    """The rule that decides whether a text counts as a copy of a benchmark problem.
 
     `literal` is the paper's rule. `distinctive` ignores words that two or more benchmark problems share, such as 'm and
     n are relatively prime positive integers'. `contained` drops a text that contains at least the share `share` of a
@@ -53,7 +53,7 @@ class Grams(Strict):
 
 class Agreement(Strict):
     by: str = "pass_rate"
-    """The source of the share of samples that gave the label. It is `pass_rate`, which is a column of the rows, or the
+    """Where the share of samples that gave the label is read from: `pass_rate`, which is a column of the rows, or the
     folder of an `rstar2 eval` or `rstar2 data agree` run over the rows."""
     least: float = Field(0.125, ge=0, le=1)
     """Minimum share of samples that must give the label. The default is 2 of 16."""
@@ -78,13 +78,13 @@ PatternField = Literal["problem", "answer", "system", "user", "assistant", "tool
 
 
 class Pattern(Strict):
-    """A filter of the user. The filter drops a row if the expression matches anywhere in one of the fields."""
+    """A filter that the user defines. It drops a row if the expression matches anywhere in one of the fields."""
 
     regex: str = Field(min_length=1)
     """A regular expression of RE2, which has no look-around and no back-references."""
     fields: tuple[PatternField, ...] | None = None
-    """The fields to search. If None, the searched fields are the problem, or the messages of user and assistant in a
-    conversation."""
+    """The fields to search. If None, `problem` is searched in problems, and `user` and `assistant` are searched in
+    conversations."""
 
 
 class FilterSettings(Strict):
@@ -102,10 +102,10 @@ class FilterSettings(Strict):
     """Settings of the filters `pass-rate` and `solved`."""
     figures: Figures = Figures()
     patterns: dict[str, Pattern] = Field(default_factory=dict)
-    """Filters of the user, by the names that `filters` uses for them."""
+    """The user's filters, keyed by the names that `filters` uses for them."""
 
     def unset_keys(self) -> set[str]:
-        """Returns the unset keys to leave out of a card, because cards of earlier versions do not have these keys."""
+        """Returns the unset keys that a card leaves out. Cards of earlier versions do not have these keys."""
         unset = {"figures": self.figures == Figures(), "patterns": not self.patterns}
         return {key for key, is_unset in unset.items() if is_unset}
 

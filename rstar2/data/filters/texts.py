@@ -18,7 +18,7 @@ _FOREIGN = re.compile(r"[^\W\d_\u0000-\u03ff\u1e00-\u1fff\u2070-\u2bff\uff21-\uf
 
 @dataclass(frozen=True)
 class LanguageFilter:
-    """Drops a text if more than the share `foreign` of its letters are neither Latin nor Greek.
+    """Drops a text if the share of its letters that are neither Latin nor Greek is greater than `foreign`.
 
     Languages that use Latin letters are not distinguished.
     """

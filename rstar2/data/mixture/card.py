@@ -52,7 +52,7 @@ class DrawCounts:
 
     @property
     def missing(self) -> int:
-        """Number of rows that are missing to reach the target."""
+        """Number of rows by which the source falls short of the target."""
         return max((self.target or 0) - self.taken, 0)
 
 
@@ -67,8 +67,8 @@ class Card:
     """The facts about each source, by name.
 
     The keys are `family`, `licence`, `paper`, `inputs`, `read`, `refused`, `dropped`, `left`, `taken`, `target`,
-    `missing` (the rows that are missing to reach the target) and `note`. `target` is None if all rows are taken.
-    Conversations also have `form`, see `AnswerForm.card`.
+    `missing` (the number of rows by which the source falls short of the target) and `note`. `target` is None if all
+    rows are taken. Conversations also have `form`, see `AnswerForm.card`.
     """
     steps: list[dict[str, Any]]
     """One entry per filter, in order: `filter`, `dropped` and `by_source`."""
@@ -196,7 +196,7 @@ def _sources(card: Card) -> str:
         *("used by the paper", "licence"),
     ]
     notes = [
-        f"- {name}: {each['missing']:,} rows are missing to reach the {each['target']:,} of the recipe"
+        f"- {name}: {each['missing']:,} rows short of the {each['target']:,} in the recipe"
         for name, each in card.sources.items()
         if each.get("missing")
     ]
@@ -229,8 +229,8 @@ def _forms(card: Card) -> list[str]:
         return []
     return [
         "## Form of the answers",
-        "In SFT, conversations in the answer form come after the format's system text. The others come after their own "
-        "system text or none. The format for these counts is rstar2.",
+        "In SFT, conversations in the answer form get the format's system text. The others keep their own system text, "
+        "or have none. The format for these counts is rstar2.",
         _table(["source", "share", *FORM_COLUMNS.values()], rows),
     ]
 

@@ -17,8 +17,7 @@ from rstar2.errors import UserError
 def draw(
     rows: Candidates, plan: MixturePlan, counts: Mapping[str, ReadCounts], dropped: list[Step]
 ) -> dict[str, DrawCounts]:
-    """Drop random rows of each source that has more rows than its count, until the source has as many rows as its
-    count.
+    """Reduce each source to its count by dropping random rows. A source with fewer rows than its count stays unchanged.
 
     Raises:
         UserError: a source has fewer rows than its minimum, or no rows are left.

@@ -83,7 +83,7 @@ class DroppedRows:
                 }
 
     def shared_grams(self) -> Counter[str]:
-        """Counts the rows for each detail of the filter `grams`. The keys of the result are the details as JSON text.
+        """Returns a dict from each detail of the filter `grams`, as JSON text, to the number of rows with this detail.
 
         A detail contains the words that the rows share with a benchmark.
         """

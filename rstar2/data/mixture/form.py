@@ -1,4 +1,5 @@
-"""Chooses the conversations that SFT teaches in the form that RL rewards, and counts them by source."""
+"""Chooses the conversations that SFT teaches in the answer form (the form that RL rewards), and counts them by
+source."""
 
 from __future__ import annotations
 

@@ -421,7 +421,7 @@ class _RowPass:
 
     judges: Sequence[RowFilter]
     text: str
-    """The column for which `text` stands in the columns of a filter."""
+    """The column that a filter reads if its `columns` contain `text`."""
 
     def __call__(self, group: Group) -> tuple[int, list[tuple[int, Drop]]]:
         """Returns the number of judged rows, and an (index of the filter, drop) pair for each dropped row, sorted by

@@ -38,11 +38,12 @@ DEFAULT_FILTERS: dict[Kind, tuple[str, ...]] = {
     ),
     "conversations": ("length", "duplicates", "grams"),
 }
-"""The filters of a mixture whose sources the user names without a recipe."""
+"""The default filters for each kind of rows. They apply if the user names sources instead of a recipe."""
 DEFAULT_ANSWER_FORM = 0.5
-"""The share of conversations in the form that RL rewards, for sources that the user names without a recipe.
+"""The default share of conversations that SFT teaches in the answer form. It applies if the user names sources instead
+of a recipe.
 
-For files of the user the share is 0.
+For the user's own files, the share is 0.
 """
 _FILE_SUFFIXES = (".json", ".jsonl", ".parquet")
 
@@ -59,8 +60,8 @@ class SourceSettings(Strict):
     """The minimum number of rows that the filters must leave. The minimum must not be greater than `count`. If fewer
     rows are left, the preparation fails. If None, the source has no minimum."""
     answer_form: float | None = Field(None, ge=0, le=1)
-    """The share of conversations that SFT teaches in the form that RL rewards. If None, the share of the mixture is
-    used."""
+    """The share of conversations that SFT teaches in the answer form (the form that RL rewards). If None, the share of
+    the mixture is used."""
     object: str | None = None
     """`module:object` of a source in a user's module. None if the source is shipped with rstar2 or is a file."""
 
@@ -75,14 +76,15 @@ class MixtureRecipe(FilterSettings):
     """The complete recipe of a mixture."""
 
     sources: dict[str, SourceSettings] = Field(min_length=1)
-    """The sources by name, in the order in which they are read. The first copy of a duplicate row stays."""
+    """Dict from the name of each source to its settings. Sources are read in this order, and the filter `duplicates`
+    keeps the first copy of a row."""
     filters: tuple[str, ...]
     """The names of the filters, in the order in which they run."""
     seed: int = 1
     """Seed for drawing rows from a source with more than `count` rows, and for drawing rows for the answer form."""
     answer_form: float | None = Field(None, ge=0, le=1)
-    """The share of conversations that SFT teaches in the form that RL rewards. Only conversations that can be taught in
-    this form count. If None, no conversation is taught in this form."""
+    """The share of conversations that SFT teaches in the answer form (the form that RL rewards). It is a share of those
+    conversations that can be taught in this form. If None, no conversation is taught in this form."""
     rewrite: Rewrite = Rewrite()
     """The model that rewrites the answers or prompts of some sources."""
 
@@ -90,7 +92,7 @@ class MixtureRecipe(FilterSettings):
         return super().unset_keys() | ({"answer_form"} if self.answer_form is None else set())
 
     def answer_shares(self) -> dict[str, float]:
-        """Returns the share of conversations that SFT teaches in the form that RL rewards, by source."""
+        """Returns the share of conversations that SFT teaches in the answer form, by source."""
         shared = self.answer_form or 0.0
         return {
             name: shared if each.answer_form is None else each.answer_form
@@ -161,7 +163,7 @@ def plan_mixture(
         request: the mixture that the user wants.
         offline: leave out benchmarks on the hub, because the plan is only printed.
         answer_fault: see `Inputs`. If `answer_fault` is set, the preparation also drops problems for which the grader
-            can accept no output.
+            cannot accept any output.
 
     Raises:
         UserError: a name or key is unknown, a file cannot be read, the sources have different kinds of rows, or a
@@ -263,7 +265,7 @@ def _values(requested: list[str]) -> tuple[dict[str, Any], str, dict[str, Path],
 def _name_of(source: str) -> str:
     """Returns the name that a source has in a mixture. `source` is a name, a file, or `module:object`.
 
-    The name that a file gets contains no points, because points separate the parts of a setting's key.
+    The name of a file contains no dots, because dots separate the parts of a setting's key.
     """
     if is_reference(source):
         return source_name(source)
@@ -282,7 +284,7 @@ def _refuse_unknown(name: str, shipped: Iterable[str]) -> None:
 def _files_by_name(
     options: list[str], recipe: MixtureRecipe, user_files: Mapping[str, Path]
 ) -> dict[str, tuple[Path, ...]]:
-    """Returns the files of the options `--from`, by source or benchmark."""
+    """Returns the files of the options `--from`, keyed by source or benchmark."""
     files: dict[str, tuple[Path, ...]] = {}
     for each in options:
         name, equals, path = each.partition("=")

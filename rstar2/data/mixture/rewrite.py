@@ -56,7 +56,7 @@ _ASK: dict[What, str] = {
 }
 _IN_FLIGHT = 32
 WAIT_S = 300.0
-"""A server counts as failed if it has not answered although requests were retried for this many seconds."""
+"""A server counts as failed if requests were retried for this many seconds without an answer."""
 _ANSWER_S = 600.0
 """Timeout of one request in seconds."""
 _CHECK_S = 10.0
@@ -112,7 +112,7 @@ class Rewritten:
     what: What
     taken: int
     unchanged: dict[str, int]
-    """Number of rows that keep their old text, by the reason."""
+    """Number of rows that keep their old text, keyed by the reason."""
 
 
 def check_server(url: str, model: str) -> None:
@@ -163,14 +163,14 @@ class TooFewAccepted(UserError):
 class Texts:
     """The new texts of rows, stored in a JSON Lines file with `number`, `text` and `fault`.
 
-    `fault` is the reason for which a text was rejected. `fault` is empty if the text was accepted.
+    `fault` is the reason for the rejection of the text. It is empty if the text was accepted.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._texts: dict[int, tuple[str, str]] = {}
         self.faults: Counter[str] = Counter()
-        """Number of texts by the reason of their rejection. Accepted texts have the empty reason."""
+        """Number of texts, keyed by the reason for their rejection. Accepted texts have an empty reason."""
         if file.exists():
             for _, line in whole_lines(file):
                 self._remember(**json.loads(line))
@@ -191,7 +191,7 @@ class Texts:
         return next((number, text) for number, (text, reason) in self._texts.items() if reason == fault)
 
     def forget_rejected(self) -> None:
-        """Remove the rejected texts, also from the file, so that the next start requests them again."""
+        """Remove the rejected texts, also from the file, so that the next run of the command requests them again."""
         accepted = {number: text for number, (text, fault) in self._texts.items() if not fault}
         with whole_file(self._file) as file:
             file.writelines(f"{_line(number, text, '')}\n" for number, text in accepted.items())
@@ -235,12 +235,12 @@ class Rewriter:
     def rewrite(
         self, rows: Candidates, numbers: Numbers, what: What, texts: Texts, on_rows: Callable[[int], None]
     ) -> None:
-        """Request the new texts of the rows `numbers`, which are all of one source, unless `texts` already has these
-        new texts.
+        """Request new texts for the rows `numbers`, except for rows that already have a new text in `texts`. All of the
+        rows are of one source.
 
         Raises:
-            UserError: the server refuses the key or does not know the model, or nearly all texts are rejected. After
-                too many rejected texts, the next start requests these texts again.
+            UserError: the server refuses the key or does not know the model, or nearly all texts are rejected. If too
+                many texts are rejected, the next run of the command requests these texts again.
             Failure: the server does not answer. The texts that had already arrived are stored.
         """
         todo = _without(numbers, texts)
@@ -290,8 +290,8 @@ class Rewriter:
         text = " ".join(text.split())
         example = f"{text[:_EXAMPLE_CHARS]}…" if len(text) > _EXAMPLE_CHARS else text
         raise TooFewAccepted(
-            f"of the first {total} texts of {rows.source_of(number)} that {self._settings.model} rewrote, "
-            f"{accepted} can be used. Rejected: {', '.join(f'{count} {fault}' for fault, count in rejected)}. "
+            f"only {accepted} of the first {total} texts of {rows.source_of(number)} that {self._settings.model} "
+            f"rewrote can be used. Rejected: {', '.join(f'{count} {fault}' for fault, count in rejected)}. "
             f"Example: {row}, {rejected[0][0]}: {example!r}",
             "Use another model or correct its server, and run the same command again. It requests the rejected texts "
             "again. To use only the accepted texts, add --set rewrite.accepted=0.",

@@ -73,7 +73,9 @@ def _only_block(text: str) -> _Block:
     if not blocks:
         raise Refused("no code", "the solution has no block of code on lines of its own")
     if len(blocks) > 1:
-        raise Refused("several blocks", f"the solution has {len(blocks)} blocks of code, but a call has one")
+        raise Refused(
+            "several blocks", f"the solution has {len(blocks)} blocks of code, but a call can have only one"
+        )
     if not blocks[0].closed:
         raise Refused("no code", "the block of code is not closed")
     return blocks[0]
@@ -157,7 +159,7 @@ def _reading(node: ast.expr, origins: dict[str, str], uses_builtin: bool) -> str
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
-    """Returns the full names of the objects that a program imports, by the names that the program uses."""
+    """Returns a dict from each name that the program uses to the full name of the imported object."""
     origins: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -187,7 +189,7 @@ def _dotted(node: ast.expr, origins: dict[str, str]) -> str:
 
 
 def _uses_global(scope: symtable.SymbolTable, names: frozenset[str]) -> bool:
-    """Whether a scope, or a scope inside it, uses one of `names` as the name of a Python builtin."""
+    """Whether a scope, or a scope inside it, refers to a Python builtin whose name is in `names`."""
     for symbol in scope.get_symbols():
         is_own = symbol.is_assigned() or symbol.is_imported() or symbol.is_parameter()
         is_builtin = not is_own if scope.get_type() == "module" else symbol.is_global()

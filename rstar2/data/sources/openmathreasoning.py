@@ -8,7 +8,7 @@ from rstar2.data.rows import Refused, problem_row, text_of
 from rstar2.data.source import HubSet, Row, Source
 
 _NO_LABEL = {"no_answer_extracted": "no answer extracted", "converted_proof": "converted proof"}
-"""Types of problems for which no person wrote an answer, and the reason for which rows of each type are refused."""
+"""Problem types for which no person wrote an answer. Rows of these types are refused, and the value is the reason."""
 
 _NOT_MEASURED = ("", "n/a", "none")
 

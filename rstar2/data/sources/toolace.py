@@ -41,8 +41,8 @@ _INSTRUCTIONS = re.compile(
     r"|NO other text MUST be included\.?",
     re.IGNORECASE,
 )
-"""Matches sentences about the functions and the form of calls. Sentences about the functions and the form of calls are
-wrong in a conversation whose column `tools` lists the functions."""
+"""Matches sentences about the functions and the syntax of calls. These sentences are removed, because they are wrong if
+the column `tools` lists the functions."""
 _CALL_FORM = re.compile(
     r"[\[<({]\s*func\w*\s*\([^\n]*|\[\s*\w+\((?:params?_?name|name|arg\w*)\s*=[^\n]*|\bparams?_?name\d?\s*=[^\n]*"
     r"|Should you decide to return the function call[^\n]*",
@@ -84,7 +84,9 @@ def _system(text: str) -> tuple[Tools, str]:
         text = f"{without_introduction(text[:start])}\n{text[end:].removeprefix('.')}"
     rest = _INSTRUCTIONS.sub("", text)
     if form := _CALL_FORM.search(rest):
-        raise Refused("another call format", f"system asks for calls as {form[0][:80]}")
+        raise Refused(
+            "another call format", f"the system text asks for calls in another form: {form[0][:80]}"
+        )
     return Tools(functions), paragraphs(rest)
 
 
@@ -182,7 +184,8 @@ def _value(text: str) -> Any:
 
 
 def _replies(value: Any, messages: list[Message]) -> list[Message]:
-    """Returns one reply per call of the last message. The replies to several calls are a JSON list."""
+    """Returns one reply per call of the last message. If there are several calls, `value` is a JSON list of the
+    replies."""
     calls = len(messages[-1].get("tool_calls") or ()) if messages else 0
     if calls == 1:
         return [tool_reply(value)]

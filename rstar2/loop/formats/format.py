@@ -36,7 +36,7 @@ _HERE = Path(__file__).parent
 
 
 class Format(Strict):
-    """The text form of conversations, tools and tool output for one model."""
+    """How the conversations, tools and tool output of one model are written as text."""
 
     template: str
     """Chat template in Jinja, as in tokenizers of Hugging Face. A turn begins after the template's generation
@@ -44,7 +44,7 @@ class Format(Strict):
     tools: tuple[dict[str, Any], ...] = ()
     """JSON schemas of the tools that the model may call, in the form of OpenAI's API."""
     tool_objects: Mapping[str, str] = Field(default_factory=dict)
-    """`module:object` of each tool that rstar2 does not ship, by the tool's name in `tools`."""
+    """Dict from the name of each tool that rstar2 does not ship to its `module:object`."""
     tools_in_prompt: bool = True
     """Whether the prompt lists the tools. False if the model knows its tools from training."""
     system: str | None = None
@@ -251,7 +251,9 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(_text(path))
     except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}", "Correct the place that the error names.") from error
+        raise UserError(
+            f"{path} is not JSON: {error}", "Correct the file at the line and column that the error names."
+        ) from error
 
 
 def _text(path: Path) -> str:
@@ -279,8 +281,8 @@ def _implementation(name: str, reference: str | None) -> Tool[..., Any]:
 
 
 def _tools(values: list[Any], objects: dict[str, str], path: Path) -> tuple[list[Any], dict[str, str]]:
-    """Returns the schemas of the tools in `values`, which are listed as schemas or by name, and all `module:object`
-    references."""
+    """Returns the schemas of the tools, and all `module:object` references. An item of `values` is a schema, a name or
+    a `module:object`."""
     schemas = []
     for value in values:
         if isinstance(value, str):

@@ -36,8 +36,8 @@ _AT_AN_END = re.compile(r"\A\s*</?s>|</?s>\s*\Z")
 def holds_control(text: str) -> bool:
     """Whether a text contains a tag or token that controls a conversation in any format or family.
 
-    `<s>` and `</s>` are control tokens only at the start or the end of a text. Around a part of the text, these tags
-    are HTML.
+    `<s>` and `</s>` are control tokens only at the start or the end of a text. Elsewhere, they are HTML tags for
+    struck-out text.
     """
     return bool(_CONTROL_IN_TEXT.search(text) or _AT_AN_END.search(_STRUCK_OUT.sub("-", text)))
 
@@ -51,7 +51,7 @@ def without_turn_tokens(text: str) -> str:
 
 
 class Breaker:
-    """Breaks up given tokens in text from outside: inserts a space after the first character of each token."""
+    """Breaks up a set of tokens in untrusted text: inserts a space after the first character of each token."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = sorted(tokens, key=len, reverse=True)

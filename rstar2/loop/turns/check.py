@@ -32,7 +32,7 @@ def check_round_trip(codec: ChatCodec) -> None:
     ids, mask = encoded.input_ids.tolist(), encoded.loss_mask.tolist()
     spans = _runs(mask)
     if len(spans) != len(turns) + 1:
-        raise _fault(codec, f"a conversation of {len(turns) + 1} turns becomes one of {len(spans)}")
+        raise _fault(codec, f"a conversation of {len(turns) + 1} turns is rendered with {len(spans)} turns")
     for number, (start, end) in enumerate(spans):
         read = codec.parse(ids[start:end], ids[:start])
         expected = turns[number] if number < len(turns) else []

@@ -25,7 +25,7 @@ from rstar2.model_hub import check_on_hub
 from rstar2.runs import changed_keys
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.*", "tekken.json")
-"""File patterns of tokenizers. A model's folder contains at least one file that matches a pattern."""
+"""Patterns for the names of tokenizer files. A model's folder contains at least one file that matches one of them."""
 
 
 def codec_for(tokenizer: Any, fmt: Format | None = None, source: str = DEFAULT_FORMAT) -> ChatCodec:
@@ -202,7 +202,8 @@ def _with_family(fmt: Format, family: str, options: dict[str, Any]) -> Format:
 
 
 def _model_types(model: str | Path) -> list[str]:
-    """Returns the `model_type` of a model and of its text part. The list is empty if the model has no config.json."""
+    """Returns the `model_type` of a model, and of the text model inside a multimodal model. The list is empty if the
+    model has no config.json."""
     from transformers import PreTrainedConfig
 
     if Path(model).is_dir():

@@ -49,7 +49,7 @@ class ChatCodec(ABC):
     turn_start: str = ""
     """The text of the model's turn that the generation prompt already contains, such as `<reason>`."""
     thoughts: str = "stay in the context"
-    """Words for messages to the user: what happens to the thoughts of earlier turns."""
+    """Phrase for messages to the user that says what happens to the thoughts of earlier turns."""
 
     def __init__(self, tokenizer: Any, fmt: Format, source: str) -> None:
         self.tokenizer = tokenizer

@@ -86,7 +86,7 @@ class FormatTexts:
     def meets(self, turn: Message, demands: Demands, may_be_empty: bool) -> bool:
         """Whether a turn has all parts that `demands` asks for. A turn with a call needs no answer and no box.
 
-        If `may_be_empty` is set, an empty thought counts as a thought, as in answers in the format's own form.
+        If `may_be_empty` is set, an empty thought counts as a thought.
         """
         text = tags.message_text(turn)
         if demands.thought and not self._has_thought(turn, text, demands.thought, may_be_empty):

@@ -27,8 +27,8 @@ _THOUGHTS = {
     "tool_cycle": "are left out when the next question is asked",
     "template": "are left out as the chat template says",
 }
-"""Words for messages to the user: what happens to the thoughts of earlier turns. The keys are the names that the
-library uses."""
+"""Phrases for messages to the user that say what happens to the thoughts of earlier turns. The keys are the names that
+the library uses."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 _SOME_THOUGHT = "?"
 """Placeholder for an empty thought. The placeholder is needed because families differ in how they write a turn without
@@ -44,12 +44,12 @@ _FAULTS = {
 }
 """Messages to the model about a call that cannot be read. The keys are the status values of the library."""
 _INCOMPLETE_CHARACTER = "\ufffd"
-"""The character that a tokenizer returns in place of a character of which only the first bytes were decoded."""
+"""The replacement character. A tokenizer returns it if only the first bytes of a character were decoded."""
 _BLANK = "\0"
 """Replaces each character of an excluded span, so that no content is found in the span."""
 _MAX_PIECES = 64
-"""A content that the library returned may be split into at most this many pieces in the text of a turn. If there are
-more pieces, the library has changed the content."""
+"""Content that the library returned may occur in the text of a turn in at most this many pieces. If there are more
+pieces, the library has changed the content."""
 _STREAM_STEPS = 256
 """A streamed turn is parsed again each time it has grown by 1/256 of its length. All parsing of a streamed turn
 together takes about as long as parsing the whole turn 256 times."""
@@ -93,7 +93,7 @@ class FamilyCodec(ChatCodec):
         except ValueError as error:  # pydantic raises it
             names = ", ".join(variables)
             raise UserError(
-                f"{names} is not supported with this name or value by the family {family} ({_reason(error)})"
+                f"{names} is not supported by the family {family}, or not with this value ({_reason(error)})"
             ) from error
 
     def bridge(
@@ -428,8 +428,7 @@ class _FamilyStream:
 
 
 def family_of(tokenizer: Any, template: str, model_types: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
-    """Find the family, and the options of that family, with which turns are written exactly as a model's own chat
-    template writes them.
+    """Find the family, and its options, that writes turns exactly as a model's own chat template does.
 
     Only families with one of the model's `model_types` are tried. Returns None if none of these families matches.
 
@@ -579,8 +578,8 @@ def _find(text: str, part: str, start: int) -> int:
 def _pieces(
     text: str, content: str, start: int, without: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]] | None:
-    """Returns the spans of a content in a text, at or after `start`. Returns None if the text does not contain the
-    content.
+    """Returns the spans of `text` that together contain `content`, at or after `start`. Returns None if the text does
+    not contain the content.
 
     A family may write the content in several pieces with markup between them: gpt-oss writes text before a call and at
     the end of a turn. Pieces never lie in the spans `without`.

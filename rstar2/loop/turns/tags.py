@@ -67,7 +67,7 @@ _LAST_ANSWER = re.compile(rf"{ANSWER}(.*){ANSWER_END}\s*\Z", re.DOTALL)
 _CHANNELS = re.compile(
     r"\s*(?:(?:<\|start\|>assistant)?<\|channel\|>|analysis(?=.*assistantfinal))", re.DOTALL
 )
-"""Matches the start of a turn in the channels of gpt-oss, also if a server left out the special tokens."""
+"""Matches the start of a turn in the channels of gpt-oss, even if a server left out the special tokens."""
 _FINAL_CHANNEL = re.compile(r".*(?:<\|channel\|>final[^<]*<\|message\|>|assistantfinal)", re.DOTALL)
 _END_OF_CHANNEL = re.compile(r"\s*<\|(?:return|end)\|>\s*\Z")
 _CLOSED_ANSWER = re.compile(f"{ANSWER}.*?{ANSWER_END}", re.DOTALL)

@@ -21,7 +21,8 @@ from rstar2.loop.turns.turn import ParsedTurn
 END_OF_TURN = "<|im_end|>"
 """The token that ends a turn in the chat templates that rstar2 ships."""
 _MARK = "THE MODEL'S TURN"
-"""Placeholder for the model's turn. The text after the placeholder is the text that a template writes after a turn."""
+"""Placeholder for the model's turn. In a rendered conversation, the text after the placeholder is what the template
+writes after a turn."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 
 

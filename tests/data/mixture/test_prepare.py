@@ -335,7 +335,7 @@ def test_a_count_is_a_target_and_the_card_says_how_many_rows_are_missing(tmp_pat
     source_card = card.sources["it"]
     assert (source_card["taken"], source_card["target"], source_card["missing"]) == (3, 48_000, 47_997)
     assert len(rows_of(out)) == 3
-    assert "- it: 47,997 rows are missing to reach the 48,000 of the recipe" in (out / "card.md").read_text()
+    assert "- it: 47,997 rows short of the 48,000 in the recipe" in (out / "card.md").read_text()
     enough = prepare(
         plan(tmp_path / "it.jsonl", overrides=["sources.it.count=2"]), tmp_path / "two", Silent()
     )

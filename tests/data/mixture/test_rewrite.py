@@ -216,7 +216,7 @@ def test_a_thought_without_an_answer_stops_the_preparation_with_an_example(
     assert result.code == 2, result.stderr
     one_line = " ".join(result.stderr.split())
     assert (
-        "of the first 10 texts of tulu3 that writer rewrote, 0 can be used. Rejected: 10 only a thought."
+        "only 0 of the first 10 texts of tulu3 that writer rewrote can be used. Rejected: 10 only a thought."
         in one_line
     )
     assert "tulu3-" in one_line
@@ -246,7 +246,7 @@ def test_the_first_texts_decide_whether_it_goes_on(
     words = [*many(tmp_path, 400), "--output", tmp_path / "out", "--rewrite", server.url, "--model", "writer"]
     result = rstar2(*words)
     assert result.code == 2, result.stderr
-    assert "of the first 50 texts of tulu3 that writer rewrote, 1 can be used" in " ".join(
+    assert "only 1 of the first 50 texts of tulu3 that writer rewrote can be used" in " ".join(
         result.stderr.split()
     )
     assert len(server.asked) == 50
