@@ -13,8 +13,8 @@ encodes the same file uses the result of the other process. The folder's name co
 decides the token ids, including the code.
 
 A process holds a shared lock on the `record.json` of each encoding that it uses. When a process looks for an encoding,
-the process removes old encodings that no process holds: encodings made by another version of the code, and encodings of
-a file that has changed or no longer exists.
+it removes old encodings that no process has locked: encodings made by another version of the code, and encodings of a
+file that has changed or no longer exists.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def _store(data: Path) -> Iterator[Path]:
 
 
 def _code_digest() -> str:
-    """Returns a digest of the code that encodes conversations, and of the version of the library tokenizers."""
+    """Returns a digest of the code that encodes conversations, and of the version of the library `tokenizers`."""
     import tokenizers
 
     digest = hashlib.sha256(f"{rstar2.__version__} {tokenizers.__version__}".encode())

@@ -8,9 +8,9 @@ I(X; Z) is the mean, over all rollouts z, of
 
 where i is the problem of z and N is the number of problems. Each term log p is divided by the length of z in tokens. A
 second measure is the retrieval accuracy: the share of rollouts for which p(z | x_j) is largest for the rollout's own
-problem, j = i. Source: sections 4.3, 5.2 and 7.1 of the reference in which the authors describe their metrics. In
-RAGEN-2, p(z | x_j) is the policy's probability, so the policy must read every rollout after every prompt, which takes N
-forward passes over the rollouts.
+problem, j = i. Source: sections 4.3, 5.2 and 7.1 of RAGEN-2's reference for its metrics. In RAGEN-2, p(z | x_j) is the
+policy's probability, so the policy must read every rollout after every prompt, which takes N forward passes over the
+rollouts.
 
 In this module, p(z | x_j) is a distribution over pairs of adjacent tokens. The pairs are counted in the other rollouts
 of problem j and smoothed with the pairs of all problems. The rollout z itself is not counted. If the rollouts of

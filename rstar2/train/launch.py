@@ -246,8 +246,8 @@ def _on_every_node(command: Command) -> Command:
 
 
 def _whole_lines(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
-    """Reads a file from a position on: all complete lines, which contain JSON. Returns the lines, and the position
-    after the last returned line."""
+    """Reads the complete lines of JSON after a position in a file. Returns the lines, and the position after the last
+    returned line."""
     if not path.exists():
         return [], position
     with path.open("rb") as file:

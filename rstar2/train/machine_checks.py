@@ -77,7 +77,7 @@ def check_gpus(hardware: Iterable[Hardware]) -> None:
         f"the recipe needs {needed} GPUs on this machine, but PyTorch can use {usable} of them{limited}"
         + (f": {result.why}" if result.why else ""),
         "Install the build of PyTorch for this machine's driver (`rstar2 doctor` shows both), or set "
-        "hardware.gpus_per_node to the GPUs that work.",
+        "hardware.gpus_per_node to the number of GPUs that work.",
     )
 
 

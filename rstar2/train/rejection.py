@@ -66,8 +66,8 @@ class RunTraces:
     files: tuple[Path, ...]
     """The trace files from which conversations are made."""
     measured: dict[Path, str]
-    """The files with traces of problems on which models are evaluated, each with a name for these problems. A file that
-    the user named is also in `files`, and gives conversations. The others give none."""
+    """Dict from each file with traces of evaluation problems to a name for these problems. A file that the user named
+    is also in `files`, and gives conversations. The others give none."""
 
     def warnings(self) -> Iterator[str]:
         """Yields a warning for each set of problems on which models are evaluated."""
@@ -245,7 +245,7 @@ def _fault(trace: Trace, selection: Selection) -> tuple[str, str] | None:
     if trace.finish != "answer":
         return "cut off", f"it ended by {trace.finish}"
     if trace.lost_calls or any(turn.calls_not_run for turn in trace.turns):
-        return "lost call", f"{trace.lost_calls} calls were lost to the judge"
+        return "lost call", f"the judge lost {trace.lost_calls} calls"
     if trace.failed_calls > selection.failed_calls:
         return "failed calls", f"{trace.failed_calls} of {len(trace.calls)} calls failed"
     if trace.paper_correct is False:
@@ -272,7 +272,10 @@ class _TraceReader:
         key = key_of_trace(trace)
         if key not in self.chosen:
             limit = self.selection.per_problem
-            raise Refused("others of its problem are taken", f"the same text, or {limit} with less penalty")
+            raise Refused(
+                "others of its problem are taken",
+                f"another trace has the same text, or {limit} traces have a lower penalty or fewer tokens",
+            )
         return {"id": key, **conversation_columns(trace, _loaded(self.model))}
 
 

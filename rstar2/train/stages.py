@@ -93,8 +93,8 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 DONE_BEFORE = "done before"
 OPTIMIZER_FILE = "optimizer.json"
-"""The file in a stage's folder that contains the optimizer's settings, with which the recipe of a later stage is
-compared if that stage continues the optimizer."""
+"""The file with the optimizer's settings in a stage's folder. If a later stage continues the optimizer, its recipe is
+compared with these settings."""
 _STEP_METRICS = {MAIN_METRIC, SFT_METRIC}
 """The line of a training step contains one of these two metrics: the pass rate in RL, or the training loss in SFT. A
 line with only validation metrics contains neither the pass rate nor the training loss."""
@@ -116,7 +116,7 @@ class PhaseProgress(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """The inputs of one start of a phase's trainer."""
+    """The settings for starting a phase's trainer."""
 
     command: Command
     folder: Path
@@ -131,7 +131,7 @@ class Start:
     warn: Callable[[str], None]
     """Writes a warning to the terminal and the log, see `warner`."""
     keeps_rollouts: bool = False
-    """Whether finished rollouts are stored for the next start, see `rstar2.train.records.finished_rollouts`."""
+    """Whether finished rollouts are stored for a resumed run, see `rstar2.train.records.finished_rollouts`."""
     needed_steps: Callable[[], Collection[int]] | None = None
     """Returns the steps whose checkpoints must not be removed, however old the checkpoints are. If this function is
     set, VERL itself removes no checkpoints."""
@@ -462,7 +462,7 @@ def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
     """Returns the folders that VERL removes before it writes the next checkpoint.
 
     VERL removes checkpoints in advance only if it keeps more than one checkpoint. VERL removes only checkpoints that it
-    has saved since it was started last. In its last start, VERL resumed from the step `resumed_from`.
+    has saved since its process resumed from the step `resumed_from`.
     """
     keep = start.checkpoint.keep
     if keep == 1 or start.checkpoint.export_every or start.needed_steps is not None:
@@ -474,8 +474,8 @@ def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
 
 
 def _prepare_finished_rollouts(start: Start) -> None:
-    """Removes the finished rollouts from the disk, except the rollouts of an interrupted step, which the next start can
-    use."""
+    """Removes the finished rollouts from the disk, except the rollouts of an interrupted step, which the resumed run
+    can use."""
     if not start.keeps_rollouts:
         finished_rollouts.forget(start.folder)
     elif count := finished_rollouts.prepare(start.folder, str(start.base)):

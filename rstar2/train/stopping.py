@@ -86,8 +86,8 @@ class StopAfterStep:
             _end(self._number)
 
     def report(self) -> None:
-        """Tells the user, once, what training does because of a signal. The signal handler cannot print the message
-        itself, because the handler may interrupt another print."""
+        """Tells the user once how training reacts to a signal. The signal handler cannot print the message itself,
+        because the handler may interrupt another print."""
         if self._number is not None and not self._reported:
             self._reported = True
             self._warn(self._text(self._number))

@@ -44,8 +44,8 @@ def choose(
             0.5.
         unseen: The share of a step's problems that is chosen from problems that have never been used, as long as there
             are any. With a share of 1, no problem is used twice before every problem has been used once.
-        explore: When the unseen problems have been chosen, this is the expected share of a step's remaining problems
-            that is drawn at random, whatever their pass rate.
+        explore: The expected share of the step's other problems, those that are not unseen, that is drawn at random,
+            regardless of pass rate.
         discount: The weight of an outcome is multiplied by this factor in every step, because the policy changes.
 
     Returns:

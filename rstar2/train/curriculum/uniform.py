@@ -1,6 +1,7 @@
 """The default curriculum, which uses all problems equally often, in a new random order for each pass over the data.
 
-Source: arXiv 2508.20722, which names no other order. In training, VERL's own sampler draws the order, so a seed gives
+Source: arXiv 2508.20722, which describes no other order. In training, VERL's own sampler draws the order, so a seed
+    gives
 the same order as in earlier versions. For simulations, `choose` orders the problems by the same rule as VERL's sampler.
 """
 

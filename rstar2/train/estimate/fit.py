@@ -1,4 +1,4 @@
-"""Warnings about what does not fit in a run, each with the recipe key to change."""
+"""Warnings about settings that do not suit the model, the machine or each other, with the recipe key to change."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rstar2.train.estimate.work import Judge
 from rstar2.train.recipe import Hardware, StageRecipe
 
 MOST_IN_FLIGHT = 4
-"""Upper limit for the number of rollouts that an engine gets at the same time, divided by the number of full-length
-rollouts that fit into the engine's KV cache. Above the limit, the user is warned. The limit is above 1, because a
-growing rollout has a quarter of its full length on average."""
+"""Maximum ratio of the rollouts that an engine gets at the same time to the full-length rollouts that fit into its KV
+cache. Above the limit, the user is warned. The limit is above 1, because a growing rollout has a quarter of its full
+length on average."""
 
 SHORT_S = 60.0
 """A larger judge is not suggested if each worker has less than this many seconds of work in a step."""
@@ -23,7 +23,7 @@ SHORT_S = 60.0
 def stage_warnings(
     shape: ModelShape, recipe: StageRecipe, memory: Memory, judge: Judge, machine_memory: int | None = None
 ) -> Iterator[str]:
-    """Yields a warning for everything in an RL stage that does not fit.
+    """Yields the warnings about an RL stage.
 
     Args:
         shape: the model's shape.

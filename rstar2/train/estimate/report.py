@@ -326,7 +326,7 @@ def sft_disk(shape: ModelShape, recipe: SftRecipe) -> Disk:
 
 
 def sft_warnings(recipe: SftRecipe, shape: ModelShape, memory: Memory, checkpoint: Saving) -> Iterator[str]:
-    """Yields a warning for everything in SFT that does not fit."""
+    """Yields the warnings about SFT."""
     yield from division_warnings(shape, recipe.hardware)
     yield from memory_warnings(recipe.hardware, memory)
     yield from time_limit_warnings(shape, recipe.hardware, checkpoint, 0.0, Assumptions())
