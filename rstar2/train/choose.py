@@ -211,7 +211,7 @@ def _ranked(recipe: SftRecipe, measured: Sequence[Measurement], steps: int) -> l
 
 
 def step_model(folder: Path, step: int) -> Path:
-    """Returns the folder for the model of a step that is not, or not yet, the result of its stage."""
+    """Returns the folder for the exported model of one step. The result of the stage is in another folder."""
     return folder / "models" / f"step-{step}"
 
 

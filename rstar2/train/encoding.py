@@ -242,9 +242,9 @@ def _remove_unless_in_use(folder: Path) -> None:
 def groups_of(parts: list[EncodedData]) -> Numbers:
     """Groups conversations that ask nearly the same question.
 
-    Questions are compared by the stricter rule of the filter `near-duplicates` (`rstar2.data.filters.near`), which
-    compares sets of words. The rule may put different conversations into one group. Groups that are too large are less
-    harmful than a validation set with questions that are also trained on.
+    Questions are compared as sets of words, by the stricter rule of the filter `near-duplicates`
+    (`rstar2.data.filters.near`). The rule may put different conversations into one group. Groups that are too large are
+    less harmful than a validation set with questions that are also trained on.
 
     Args:
         parts: the encodings of one or more files. The conversations of all files are numbered consecutively.

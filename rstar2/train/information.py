@@ -34,7 +34,8 @@ MOST_ROLLOUTS = 8
 """Maximum number of rollouts per problem that are compared. More rollouts would take time and hardly improve the
 estimate."""
 SMOOTHING = 0.5
-"""The smoothed distribution of one problem is a mixture in which the distribution of all problems has this weight."""
+"""Weight of the distribution of all problems in the smoothed distribution of one problem, which is a mixture of the
+two."""
 _Pairs = npt.NDArray[np.int64]
 _Table = npt.NDArray[np.float64]
 

@@ -44,7 +44,7 @@ setting changes the limits of 30 s and 15 s, and a busy machine exceeds them."""
 class SignsOfLife:
     """The files that show that a trainer is making progress.
 
-    New lines in the trainer's log do not show progress, because VERL prints a line every minute in any case.
+    New lines in the trainer's log do not show progress, because VERL prints a line every minute even when it hangs.
     """
 
     metrics: Path

@@ -66,7 +66,7 @@ def check_gpus(hardware: Iterable[Hardware]) -> None:
     if result.timed_out:
         raise Unavailable(
             f"the GPUs of this machine could not be tested: {result.why}",
-            "Look at the GPUs with `rstar2 doctor` and `nvidia-smi`; another program may be using them.",
+            "Check the GPUs with `rstar2 doctor` and `nvidia-smi`; another program may be using them.",
         )
     usable = len(result.stdout.split())
     if usable >= needed:

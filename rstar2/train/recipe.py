@@ -442,8 +442,8 @@ class StageRecipe(Strict):
         """The share of the rollouts that send their trace to the sampler. The sampler stores `traces_per_step` of these
         traces.
 
-        More than twice as many traces as needed are sent on average, because each rollout decides at random and by
-        itself whether it sends its trace.
+        More than twice as many traces as needed are sent on average, because each rollout decides at random, without
+        knowing the other decisions, whether it sends its trace.
         """
         if self.traces_per_step <= 0:
             return float(self.traces_per_step < 0)
@@ -624,7 +624,7 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _curriculum_is_current(self) -> StageRecipe:
-        """Rejects processes that load problems in advance, because these processes would deliver problems that were
+        """Rejects recipes in which other processes load problems in advance, because these problems would have been
         chosen many steps before."""
         workers = dotted(self.verl).get(LOADING_PROCESSES, 0)
         if self.curriculum.reads_outcomes and workers:

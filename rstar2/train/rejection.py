@@ -70,7 +70,7 @@ class RunTraces:
     is also in `files`, and gives conversations. The others give none."""
 
     def warnings(self) -> Iterator[str]:
-        """Yields a warning for each set of problems on which models are evaluated."""
+        """Yields a warning for each set of evaluation problems."""
         for problems in dict.fromkeys(self.measured.values()):
             files = [file for file, name in self.measured.items() if name == problems]
             if set(self.files) & set(files):
@@ -117,8 +117,8 @@ def _measured_by(file: Path, below: Path | None = None) -> str:
     otherwise.
 
     Args:
-        below: the topmost folder in which the run of the file is searched for; if None, all parent folders of the file
-            are searched.
+        below: the topmost parent folder in which to search for the file's run; if None, all parent folders are
+            searched.
     """
     absolute = file.resolve()
     for folder in absolute.parents:
@@ -147,7 +147,7 @@ def plan_traces(
         run: the folder of the run, a folder in it, or a trace file.
         model: the model that wrote the traces. The conversations are read with the tokenizer and the format of `model`.
             By default, the model that the run names is used.
-        against: benchmarks, by name or file. A conversation that shares words with a benchmark's problem is left out.
+        against: names or files of benchmarks. A conversation that shares words with a benchmark's problem is left out.
         overrides: texts of the form `a.b=c` that change keys of the mixture's recipe.
 
     Raises:
@@ -188,8 +188,8 @@ class _TraceOrigin(Origin):
 
 
 def _model_of(run: Path, files: Sequence[Path]) -> Path:
-    """Returns the model that wrote a run's traces: the one that the results beside the traces name, or else the one
-    that the run trains."""
+    """Returns the model that wrote a run's traces: the model that is named in the results beside the traces, or else
+    the model that the run trains."""
     hint = "Name it with --model: the folder of the model that wrote the traces."
     folder = run if run.is_dir() else run.parent
     for results in (file.with_name("results.json") for file in files):

@@ -106,8 +106,8 @@ def decide(steps: Mapping[int, Metrics], rules: RuleSettings, saved: Collection[
 
     Args:
         steps: the metrics of all steps of the stage, keyed by step number.
-        saved: the steps to whose checkpoints a rule can go back. A rule with the action `back` does nothing as long as
-            the held-out accuracy was measured at none of the steps in `saved`.
+        saved: the steps whose checkpoints exist. A rule with the action `back` does nothing until one of these steps
+            has a held-out accuracy.
     """
     values = measured(steps, rules)
     last = max(steps, default=0)

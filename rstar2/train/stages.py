@@ -564,8 +564,8 @@ def last_actor(model: Path, recipe: StageRecipe) -> Path:
 
 
 def continue_optimizer(model: Path, folder: Path, recipe: StageRecipe) -> None:
-    """Makes a stage begin with the optimizer of the stage that made the model, unless the stage has a checkpoint of its
-    own. Raises UserError if `last_actor` does."""
+    """Makes a stage begin with the optimizer of the stage that made its model, unless it has already saved a
+    checkpoint. Raises UserError if `last_actor` does."""
     checkpoints = folder / "checkpoints"
     if any(checkpoints.glob("global_step_*/data*.pt")):
         return

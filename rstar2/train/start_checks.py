@@ -175,8 +175,8 @@ def check_judge_place(recipes: dict[int, StageRecipe], judge: JudgeChoice) -> No
 def check_programs(recipes: dict[int, StageRecipe], address: JudgeAddress, fmt: Format) -> None:
     """Runs programs on the judge in the same way in which rollouts will run their programs.
 
-    The judge must have the packages that `judge.packages` names, and the isolation that `judge.isolation` names, in the
-    recipe of every stage.
+    For the recipe of every stage, the judge must have the packages of `judge.packages` and the isolation of
+    `judge.isolation`.
 
     Raises:
         UserError: the judge rejects the programs, or does not have the packages or the isolation.
@@ -349,7 +349,7 @@ def check_count(recipe: SftRecipe, data: Path, count: int, which: str = "", too_
     Args:
         which: words for the message that say which of the file's conversations are counted. `which` is empty if all of
             the file's conversations are counted.
-        too_long: whether a higher `max_tokens` would leave more conversations.
+        too_long: whether a higher `max_tokens` would leave out fewer conversations.
     """
     if count < recipe.batch:
         raise UserError(

@@ -108,7 +108,7 @@ class StopAfterStep:
         self._number = number
 
     def _step_begun(self) -> bool:
-        """Whether the trainer has begun a step, so that work would be lost by ending now."""
+        """Whether the trainer has begun a step. If so, ending now would lose work."""
         activity = read_activity(self._folder / ACTIVITY_FILE)
         return (self._folder / PROGRESS_FILE).exists() or (activity is not None and activity.in_step)
 

@@ -42,8 +42,8 @@ def choose(
         rng: the source of randomness.
         target: The target pass rate. A group is most likely to have both correct and wrong rollouts if the target is
             0.5.
-        unseen: The share of a step's problems that is chosen from problems that have never been used, as long as there
-            are any. With a share of 1, no problem is used twice before every problem has been used once.
+        unseen: The share of a step's problems that have never been used before, as long as there are enough such
+            problems. With a share of 1, no problem is used twice before every problem has been used once.
         explore: The expected share of the step's other problems, those that are not unseen, that is drawn at random,
             regardless of pass rate.
         discount: The weight of an outcome is multiplied by this factor in every step, because the policy changes.

@@ -1,9 +1,9 @@
 """Estimates of a stage's work: rollouts, tokens, tool calls and seconds of a step, the judge's cores, and disk space.
 
-If the user states rates in tokens per second, the seconds are calculated from the stated rates. If the user states no
-rates, the seconds are calculated from the GPU's published speed, multiplied by the share of this speed that is assumed
-to be reached. The shares were chosen so that the estimate for the paper's run (14B, 64 MI300X, 510 steps) is the week
-that the paper's run took.
+If the user specifies rates in tokens per second, the seconds are calculated from these rates. Otherwise, the seconds
+are calculated from the GPU's published speed, multiplied by the share of this speed that is assumed to be reached. The
+shares were chosen so that the estimate for the paper's run (14B, 64 MI300X, 510 steps) is the week that the paper's run
+took.
 """
 
 from __future__ import annotations
@@ -150,8 +150,7 @@ of this limit."""
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates, in tokens per second of one GPU, that the user states. A rate of None is calculated from the GPU's
-    speed.
+    """The user's rates in tokens per second per GPU. A rate of None is calculated from the GPU's speed.
 
     Raises:
         UserError: a rate is not above 0, or is above `MOST_TPS`.
@@ -331,8 +330,7 @@ def _token_s(
     """Returns the seconds that an engine takes for one token of every running rollout, and the number of running
     rollouts.
 
-    The time is either the time for reading the weights and the KV cache of all rollouts or the time for computing,
-    whichever is longer.
+    The time is the longer of two times: reading the weights and the KV cache of all rollouts, and computing.
     """
     hardware, rollout = recipe.hardware, recipe.rollout
     gpu, split = gpu_of(hardware), hardware.tensor_parallel

@@ -51,8 +51,8 @@ class Scheduler:
 
     Waiting sessions are placed strictly in order: by the first request of their group, then by their own first request.
     While the first waiting session does not fit on any engine, no other session is placed. Large sessions therefore
-    wait no longer than small sessions, and groups are complete early. The first waiting session is placed at the latest
-    when all sessions of one engine have ended.
+    wait no longer than small sessions, and groups are complete early. When all sessions of one engine have ended, the
+    first waiting session is placed, if it was not placed earlier.
 
     Args:
         listener: the receiver of the decisions.
