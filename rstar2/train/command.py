@@ -338,7 +338,8 @@ def _actor_keys(recipe: StageRecipe) -> dict[str, Any]:
         f"{_ACTOR}.fsdp_config.optimizer_offload": hardware.offload != "none",
         f"{_ACTOR}.optim.lr": optim.lr,
         f"{_ACTOR}.optim.lr_warmup_steps": optim.warmup_steps,
-        # These two make the rate constant. VERL's own `constant` has a rate of 0 in the first step of a warm-up.
+        # These two keys make the learning rate constant. With VERL's own `constant`, the rate is 0 in the first warm-up
+        # step.
         f"{_ACTOR}.optim.lr_scheduler_type": "cosine",
         f"{_ACTOR}.optim.min_lr_ratio": 1.0,
         f"{_ACTOR}.optim.zero_indexed_step": False,
@@ -348,7 +349,8 @@ def _actor_keys(recipe: StageRecipe) -> dict[str, Any]:
         f"{_ACTOR}.clip_ratio_high": clip_high,
         f"{_ACTOR}.use_kl_loss": False,
         f"{_ACTOR}.entropy_coeff": 0,
-        # In chunks VERL computes the entropy in fp32, else in the precision of the logits, which is bf16 on GPUs.
+        # With this key, VERL computes the entropy in chunks and in fp32. Otherwise, it uses the logits' precision, bf16
+        # on GPUs.
         f"{_ACTOR}.entropy_from_logits_with_chunking": True,
         f"{_ACTOR}.checkpoint.save_contents": _SAVED,
     }

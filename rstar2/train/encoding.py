@@ -114,7 +114,7 @@ class EncodedData:
         with whole_path(file) as part:
             try:
                 os.link(self.folder / DATA, part)
-            except OSError:  # on another disk, or on one without hard links
+            except OSError:  # on another disk, or on a disk without hard links
                 shutil.copyfile(self.folder / DATA, part)
 
 

@@ -181,7 +181,8 @@ class Pipeline:
             return folder / "model"
         timer, rows = PhaseTimer(folder, self.timer), stage.rows
         if recipe.drop_solved:
-            # Problems with too long prompts go first, because the filter has to leave enough problems for a step.
+            # Problems with too long prompts are removed first, because the filter has to leave enough problems for a
+            # step.
             rows = stages.fitting(rows, load_codec(model), recipe.rollout.prompt_tokens)
             rows = self._unsolved(replace(stage, rows=rows), timer)
         self.progress.start(row, title, recipe.steps)

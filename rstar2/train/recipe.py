@@ -598,7 +598,7 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _fits_into_vllm_and_queue(self) -> StageRecipe:
-        """Rejects sizes with which vLLM would fail at its start, or with which VERL's queue would fail after hours of
+        """Rejects sizes with which vLLM would fail to start, or with which VERL's queue would fail after hours of
         rollouts."""
         verl, ahead = dotted(self.verl), self.asynchronous.batches_ahead if self.mode != "sync" else 0
         for fault in (

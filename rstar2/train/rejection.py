@@ -66,8 +66,8 @@ class RunTraces:
     files: tuple[Path, ...]
     """The trace files from which conversations are made."""
     measured: dict[Path, str]
-    """Dict from each file with traces of evaluation problems to a name for these problems. A file that the user named
-    is also in `files`, and gives conversations. The others give none."""
+    """Dict from each file with traces of evaluation problems to a name for these problems. Files that the user named
+    are also in `files`. No conversations are made from the other files."""
 
     def warnings(self) -> Iterator[str]:
         """Yields a warning for each set of evaluation problems."""

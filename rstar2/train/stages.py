@@ -9,7 +9,7 @@ FOLDER/
   rstar2_format.json    the format of the rollouts (RL only)
   checkpoints/          VERL's checkpoints. A killed stage resumes from the last checkpoint. If the stage continues the
                         optimizer of the stage before, global_step_0 is the last checkpoint of the stage before
-  metrics-1.jsonl …     metrics: one file per start of the trainer, one line per step
+  metrics-1.jsonl …     metrics: one file each time the trainer is started, one line per step
   finished-rollouts/    finished rollouts of the step after the last checkpoint, see
                         `rstar2.train.records.finished_rollouts` (RL in sync mode only)
   outcomes.jsonl        number of correct rollouts of each problem, see `rstar2.train.records.outcome_log` (RL only)
@@ -517,7 +517,8 @@ def _export(start: Start, checkpoint: Path, model: Path) -> None:
     if model.is_dir():
         return
     begun_at = time.monotonic()
-    # With these, the process would load modules for workers and read the secrets file, which is removed by now.
+    # The variables for workers would make the process load modules for workers, and read the secrets file, which no
+    # longer exists.
     env = {name: value for name, value in start.command.env.items() if name not in _FOR_WORKERS}
     with whole_folder(model) as part:
         arguments = ["-m", "rstar2.train.verl.output.export", str(actor_of(checkpoint)), str(part)]
@@ -578,5 +579,5 @@ def continue_optimizer(model: Path, folder: Path, recipe: StageRecipe) -> None:
 
 
 def next_metrics(folder: Path) -> str:
-    """Returns the name of the metrics file for the next start of the trainer."""
+    """Returns the name of the metrics file for a trainer that is started now."""
     return f"metrics-{1 + sum(1 for _ in folder.glob('metrics-*.jsonl'))}.jsonl"

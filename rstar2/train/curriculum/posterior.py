@@ -62,6 +62,6 @@ def choose(
     explored = int(rng.binomial(rest, explore))
     chosen += ranked[: rest - explored].tolist()
     chosen += rng.permutation(ranked[rest - explored :])[:explored].tolist()
-    # Replacements of dropped groups use only the first of these problems. In random order they are of every kind.
+    # To replace dropped groups, only the first of these problems are used. The random order makes them a fair sample.
     shuffled: list[int] = rng.permutation(chosen).tolist()
     return shuffled

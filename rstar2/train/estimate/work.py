@@ -319,7 +319,7 @@ def update_flop(
     attention = shape.attention_flop(context)
     layers = 2 * shape.layers * shape.layer_parameters + attention
     forward = 2 * shape.matmul_parameters + attention
-    # Flash attention's backward pass computes the scores again: five products where the forward pass has two.
+    # Flash attention's backward pass recomputes the scores: it has five matrix products, and the forward pass has two.
     backward = 4 * shape.matmul_parameters + 2.5 * attention
     return log_probs * forward + passes * (forward + checkpointing * layers + backward)
 
@@ -413,7 +413,7 @@ def queue_disk(recipe: StageRecipe, step: Step, assumptions: Assumptions) -> int
     if recipe.mode == "sync":
         return 0
     prompt, mean = assumptions.prompt_tokens(recipe.rollout), assumptions.rollout_tokens(recipe.rollout)
-    # The queue also has the turns that recoveries begin with. `step.tokens` does not include them.
+    # The queue also has the turns that recoveries copy. `step.tokens` does not include these turns.
     begun_with = step.recoveries * (mean - assumptions.tokens_of_recovery(recipe.rollout))
     tokens = step.tokens + max(begun_with, 0.0) + (step.rollouts + step.recoveries) * prompt
     return int((1 + recipe.asynchronous.batches_ahead) * tokens * BYTES_OF_QUEUED_TOKEN)
