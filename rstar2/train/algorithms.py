@@ -36,8 +36,8 @@ REGISTERED: dict[str, str] = {
     GPG: "gpg",
     GMPO: "geo_mean",
 }
-"""For each advantage or loss that rstar2 registers with VERL, the name of the version that VERL itself has; empty if
-VERL itself has no version."""
+"""Dict from each advantage or loss that rstar2 registers with VERL to the name of VERL's own implementation, or to an
+empty text if VERL has none."""
 NOT_OFFERED: dict[str, str] = {
     "gae": "it needs a value model, which the recipe does not train",
     "remax": "it needs a greedy rollout of each problem, which VERL's V1 trainer does not make",
@@ -61,7 +61,7 @@ class Objective:
     source: str
     """The publication that describes the objective."""
     keys: dict[str, Any] = field(default_factory=dict)
-    """VERL's keys that are set in addition to the keys of GRPO."""
+    """VERL's keys that this objective sets. They override and extend the keys of GRPO."""
     clip: tuple[float, float] = (0.2, 0.28)
     """By default, ratios are clipped at 1 minus the first value and at 1 plus the second value. For some objectives,
     the two values have another meaning, see `optim.clip_low`."""
@@ -82,12 +82,12 @@ _DR_GRPO: dict[str, Any] = {
     f"{_ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
 }
 _EACH_ROLLOUT: dict[str, Any] = {f"{_ACTOR}.loss_agg_mode": "seq-mean-token-mean"}
-"""VERL's keys for a loss in which all rollouts have the same weight, and so have all tokens within a rollout."""
+"""VERL's keys for a loss that weights all rollouts equally, and all tokens within a rollout equally."""
 
 
 def _dppo(divergence: str) -> dict[str, Any]:
-    """Returns VERL's keys for DPPO. Source: `examples/dppo_trainer` of VERL 0.9.1, in which the value of `clip_ratio_c`
-    hardly ever clips a ratio."""
+    """Returns VERL's keys for DPPO. The keys follow `examples/dppo_trainer` of VERL 0.9.1. Their `clip_ratio_c` is so
+    large that it almost never clips a ratio."""
     return {**_DR_GRPO, f"{_LOSS}.loss_mode": f"dppo_{divergence}", f"{_ACTOR}.clip_ratio_c": 10_000.0}
 
 
@@ -98,8 +98,8 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         "arXiv 2402.03300; clip and mean of DAPO, arXiv 2503.14476",
     ),
     "dr-grpo": Objective(
-        "Use it when wrong rollouts grow longer and accuracy does not rise. Neither the standard deviation of a "
-        "group's rewards nor the length of a rollout scales its update.",
+        "Use it when wrong rollouts grow longer and accuracy does not rise. The update is divided neither "
+        "by the standard deviation of the group's rewards nor by the length of the rollout.",
         "arXiv 2503.20783",
         _DR_GRPO,
         budget_norm=True,
@@ -163,19 +163,20 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         clip=(0.4, 0.4),
     ),
     "sapo": Objective(
-        "Use it when hard clipping stops learning with several updates per step. A smooth gate replaces the clip.",
+        "Use it with several updates per step, when a hard clip removes too much of the gradient. A smooth gate "
+        "replaces the clip.",
         "arXiv 2511.20347",
         {f"{_LOSS}.loss_mode": "sapo", **_EACH_ROLLOUT},
     ),
     "cispo": Objective(
-        "Use it with several updates per step, when rare but decisive tokens should continue to learn. The ratio is "
+        "Use it with several updates per step, when rare but decisive tokens should keep their gradient. The ratio is "
         "clipped only from above, and no token loses its gradient.",
         "arXiv 2506.13585",
         {f"{_LOSS}.loss_mode": "cispo"},
         clip=(10.0, 0.28),
     ),
     "dppo-tv": Objective(
-        "Use it with several updates per step, when the ratios of rare tokens are noise. A token loses its gradient "
+        "Use it with several updates per step, when the ratios of rare tokens are noisy. A token loses its gradient "
         "when its probability, not its ratio, has changed too much.",
         "arXiv 2602.04879",
         _dppo("tv"),
@@ -209,7 +210,7 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         },
     ),
     "dro": Objective(
-        "Use it with several updates per step, or with rollouts of older weights. It replaces the clip with a "
+        "Use it with several updates per step, or with rollouts from older weights. It replaces the clip with a "
         "quadratic penalty on the log-ratio. The strength of 0.1 is rstar2's choice, because VERL has no default.",
         "arXiv 2405.19107",
         {f"{_LOSS}.loss_mode": "dro", f"{_LOSS}.dro_beta": 0.1},
@@ -236,8 +237,8 @@ class Correction:
     """If True, a factor (`weights`) outside the correction's bounds is set to 0. If False, a factor above the upper
     bound is set to the upper bound."""
     rejects: Literal["seq_sum_k1", "seq_mean_k1"] | None = None
-    """VERL's name for the statistic that decides which rollouts are left out: the product (sum) or the geometric mean
-    (mean) of a rollout's ratios. If None, no rollout is left out."""
+    """VERL's name for the statistic that decides which rollouts are left out: the product of a rollout's ratios
+    (seq_sum_k1) or the geometric mean of the ratios (seq_mean_k1). If None, no rollout is left out."""
 
 
 _COLLAPSE = "https://richardli.xyz/rl-collapse"
@@ -255,8 +256,8 @@ CORRECTIONS: dict[CorrectionName, Correction] = {
         weights="sequence",
     ),
     "icepop": Correction(
-        "Use it for mixtures of experts, in which a few tokens differ much. The weights are those of token-tis, but a "
-        "token outside the bounds gets weight 0.",
+        "Use it for mixtures of experts, in which a few tokens have extreme ratios. The weights are those of "
+        "token-tis, but a token outside the bounds gets weight 0.",
         "arXiv 2510.18855",
         limit=5.0,
         weights="token",
@@ -272,7 +273,7 @@ CORRECTIONS: dict[CorrectionName, Correction] = {
     ),
     "geometric-rejection": Correction(
         "Use it for long rollouts, when a few of them disturb training. Rollouts whose geometric mean of ratios is "
-        "outside the bounds are left out. The other rollouts have no weights.",
+        "outside the bounds are left out. The loss of the other rollouts is not weighted.",
         _COLLAPSE,
         limit=1.001,
         lower=0.999,
@@ -288,9 +289,10 @@ class AlgorithmSettings(Strict):
     """The method that computes advantages and loss. The paper uses the objective grpo. The table of objectives says
     when to use another objective."""
     loss_weights: Literal["tokens", "problems"] = "tokens"
-    """What has equal weight in the loss of a step. tokens: each token, as in VERL's loss of DAPO, so a problem with
-    longer rollouts has more weight. problems: each problem, as in the paper's formula; the tokens of a problem share
-    its weight. `loss_weights` = "problems" works only with `objective` = "grpo"."""
+    """Whether tokens or problems have equal weights in the loss of a step. tokens: all tokens have the same weight, as
+    in VERL's loss of DAPO, so a problem with longer rollouts has more weight. problems: all problems have the same
+    weight, as in the paper's formula, and the tokens of a problem share its weight. `loss_weights` = "problems" works
+    only with `objective` = "grpo"."""
     correction: CorrectionName = "none"
     """Correction for the difference between the engine's probabilities and the trainer's probabilities. The table of
     corrections says when to use which correction."""
@@ -305,8 +307,7 @@ class AlgorithmSettings(Strict):
     @model_validator(mode="before")
     @classmethod
     def _default_bounds(cls, values: Any) -> Any:
-        """Fills in the correction's default bounds, so that the config of a run contains the bounds that the run
-        used."""
+        """Fills in the correction's default bounds, so that a run's saved config contains the bounds."""
         name = values.get("correction", "none") if isinstance(values, dict) else None
         correction = next((each for known, each in CORRECTIONS.items() if known == name), None)
         if correction is None:

@@ -44,8 +44,8 @@ def verl_modules(attention: Attention) -> tuple[str, ...]:
 def ignored_keys(verl: dict[str, Any]) -> list[str]:
     """Returns the keys in a recipe's `[verl]` table that VERL would ignore.
 
-    The ignored keys are the keys of `override_config` outside `model_config`. VERL ignores keys outside `model_config`
-    as soon as the table `model_config` exists, and `verl_keys` adds this table.
+    The ignored keys are the keys of `override_config` outside `model_config`. VERL ignores them if the table
+    `model_config` exists, and `verl_keys` always adds this table.
     """
     still_read = ("attn_implementation", "model_config")
     parts = {key: key.partition("model.override_config.")[2] for key in dotted(verl)}
@@ -78,7 +78,7 @@ def check_attention(attention: Attention, model: Path) -> None:
 def _import_error(module: str) -> str:
     """Returns text that says why a module cannot be imported, or an empty text if the module can be imported.
 
-    The import happens in a separate process, because a build for another version of torch may crash.
+    The import happens in a separate process, because a package built for another version of torch may crash it.
     """
     command = [sys.executable, "-c", f"import {module}"]
     try:

@@ -38,7 +38,7 @@ class Measurement:
     accuracy: float | None = None
     """The accuracy of the step's model on the held-out problems."""
     pass_at_k: dict[str, float] | None = None
-    """For each k, pass@k on the held-out problems."""
+    """pass@k on the held-out problems, keyed by k."""
     mean_tokens: float | None = None
     """The mean number of tokens per sample of the held-out problems, without the prompt."""
 
@@ -83,7 +83,7 @@ def measurements(folder: Path) -> list[Measurement]:
 
 
 def measured_curves(measured: Sequence[Measurement]) -> list[tuple[str, list[tuple[int, float]]]]:
-    """Returns the name and the points (step, value) of each measure that has at least one value."""
+    """Returns the name and the points (step, value) of each metric that has at least one value."""
     values: dict[str, Callable[[Measurement], float | None]] = {
         "validation loss": lambda each: each.validation_loss,
         "accuracy on held-out problems": lambda each: each.accuracy,
@@ -146,8 +146,8 @@ def held_out_steps(recipe: SftRecipe, steps: int) -> list[int]:
 
 
 def may_be_chosen(recipe: SftRecipe, steps: int) -> list[int]:
-    """Returns, in ascending order, the steps whose models SFT may return. The steps are the same if the run was killed
-    and resumed."""
+    """Returns, in ascending order, the steps whose models SFT may return. Resuming a killed run does not change these
+    steps."""
     match recipe.chosen_by:
         case "held_out":
             return held_out_steps(recipe, steps)
@@ -211,7 +211,7 @@ def _ranked(recipe: SftRecipe, measured: Sequence[Measurement], steps: int) -> l
 
 
 def step_model(folder: Path, step: int) -> Path:
-    """Returns the folder for the model of a step that is not, or not yet, the result of its stage."""
+    """Returns the folder for the exported model of one step. The result of the stage is in another folder."""
     return folder / "models" / f"step-{step}"
 
 

@@ -45,7 +45,7 @@ _ACTOR = "actor_rollout_ref.actor"
 _ENGINE = "actor_rollout_ref.rollout"
 ROUTER_FILE = "router.yaml"
 FIRST_METRICS = "metrics-1.jsonl"
-"""The metrics file of a trainer's first start."""
+"""The first metrics file of a stage. A trainer that is started again writes a new file."""
 CPU_PLUGIN = "rstar2.train.verl.plugin"
 CPU_ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
@@ -68,9 +68,10 @@ _FORWARDED = re.compile(
     r"|WANDB|WEAVE|WF|MLFLOW|TRACKIO|SWANLAB|CLEARML|VOLC|MLP|RL_INSIGHT)_"
     rf"|{GRADER_SECRET}$|{plugins.FOLDERS}$|(?i:https?_proxy|no_proxy)$"
 )
-"""Names of environment variables that workers on other nodes get."""
+"""Pattern for the names of environment variables that are passed to workers on other nodes."""
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$|(?i:proxy|ur[il])$")
-"""Names of environment variables that must stay secret. The address of a proxy or a server may contain a password."""
+"""Pattern for the names of environment variables that must stay secret. The address of a proxy or a server may contain
+a password."""
 
 
 @dataclass(frozen=True)
@@ -251,8 +252,8 @@ def _sft_overrides(
 def stage_commands(
     recipes: dict[int, StageRecipe], model: Path | str, root: Path
 ) -> Iterator[tuple[int, StageRecipe, Command]]:
-    """Yields the number, recipe and command of each stage, whose folder is in `root`. Each stage starts from the model
-    of the stage before."""
+    """Yields the number, recipe and command of each stage. The stages' folders are in `root`. Each stage starts from
+    the model of the previous stage."""
     first_step = 0
     for number, recipe in recipes.items():
         folder = root / f"stage{number}"
@@ -337,7 +338,8 @@ def _actor_keys(recipe: StageRecipe) -> dict[str, Any]:
         f"{_ACTOR}.fsdp_config.optimizer_offload": hardware.offload != "none",
         f"{_ACTOR}.optim.lr": optim.lr,
         f"{_ACTOR}.optim.lr_warmup_steps": optim.warmup_steps,
-        # These two make the rate constant. VERL's own `constant` has a rate of 0 in the first step of a warm-up.
+        # These two keys make the learning rate constant. With VERL's own `constant`, the rate is 0 in the first warm-up
+        # step.
         f"{_ACTOR}.optim.lr_scheduler_type": "cosine",
         f"{_ACTOR}.optim.min_lr_ratio": 1.0,
         f"{_ACTOR}.optim.zero_indexed_step": False,
@@ -347,7 +349,8 @@ def _actor_keys(recipe: StageRecipe) -> dict[str, Any]:
         f"{_ACTOR}.clip_ratio_high": clip_high,
         f"{_ACTOR}.use_kl_loss": False,
         f"{_ACTOR}.entropy_coeff": 0,
-        # In chunks VERL computes the entropy in fp32, else in the precision of the logits, which is bf16 on GPUs.
+        # With this key, VERL computes the entropy in chunks and in fp32. Otherwise, it uses the logits' precision, bf16
+        # on GPUs.
         f"{_ACTOR}.entropy_from_logits_with_chunking": True,
         f"{_ACTOR}.checkpoint.save_contents": _SAVED,
     }

@@ -48,7 +48,7 @@ def conversation_fault(row: dict[str, Any]) -> str:
 
 
 def encode(row: dict[str, Any], codec: ChatCodec) -> Encoded:
-    """Encodes for SFT a row that `read_conversations` returned, see `as_taught` and `ChatCodec.training_sample`.
+    """Encodes one row from `read_conversations` for SFT, see `as_taught` and `ChatCodec.training_sample`.
 
     A row from a trace may contain the token ids that the model wrote (`rstar2.data.rows.TOKENS`). Token ids that belong
     to the same tokenizer and format are used unchanged, because encoding the text again could give other ids.

@@ -13,8 +13,8 @@ encodes the same file uses the result of the other process. The folder's name co
 decides the token ids, including the code.
 
 A process holds a shared lock on the `record.json` of each encoding that it uses. When a process looks for an encoding,
-the process removes old encodings that no process holds: encodings made by another version of the code, and encodings of
-a file that has changed or no longer exists.
+it removes old encodings that no process has locked: encodings made by another version of the code, and encodings of a
+file that has changed or no longer exists.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class EncodedData:
         with whole_path(file) as part:
             try:
                 os.link(self.folder / DATA, part)
-            except OSError:  # on another disk, or on one without hard links
+            except OSError:  # on another disk, or on a disk without hard links
                 shutil.copyfile(self.folder / DATA, part)
 
 
@@ -242,9 +242,9 @@ def _remove_unless_in_use(folder: Path) -> None:
 def groups_of(parts: list[EncodedData]) -> Numbers:
     """Groups conversations that ask nearly the same question.
 
-    Questions are compared by the stricter rule of the filter `near-duplicates` (`rstar2.data.filters.near`), which
-    compares sets of words. The rule may put different conversations into one group. Groups that are too large are less
-    harmful than a validation set with questions that are also trained on.
+    Questions are compared as sets of words, by the stricter rule of the filter `near-duplicates`
+    (`rstar2.data.filters.near`). The rule may put different conversations into one group. Groups that are too large are
+    less harmful than a validation set with questions that are also trained on.
 
     Args:
         parts: the encodings of one or more files. The conversations of all files are numbered consecutively.
@@ -294,7 +294,7 @@ def _store(data: Path) -> Iterator[Path]:
 
 
 def _code_digest() -> str:
-    """Returns a digest of the code that encodes conversations, and of the version of the library tokenizers."""
+    """Returns a digest of the code that encodes conversations, and of the version of the library `tokenizers`."""
     import tokenizers
 
     digest = hashlib.sha256(f"{rstar2.__version__} {tokenizers.__version__}".encode())

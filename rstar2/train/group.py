@@ -26,7 +26,7 @@ class Rollout:
     calls: int
     """Number of tool calls."""
     failed_calls: int
-    """Number of calls that failed through a mistake of the model."""
+    """Number of calls that failed because of a mistake by the model."""
     answer_blocks: int
     """Number of answer blocks that the model opened, in all turns."""
     turns: int

@@ -1,4 +1,4 @@
-"""Checks before training starts that the GPUs of a recipe exist, and chooses the laptop profile for tiny models."""
+"""Checks that the GPUs of a recipe exist before training starts, and chooses the laptop profile for tiny models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLUSTER_S = 60.0
 _REFUSED = re.compile(
     r"AuthenticationError|Unauthenticated|Invalid address|Version mismatch|ModuleNotFoundError|ImportError"
 )
-"""Texts in messages of Ray and Python about errors that do not go away by themselves."""
+"""Texts in Ray's and Python's messages about permanent errors."""
 
 
 def default_profile(model: Path) -> str | None:
@@ -48,8 +48,8 @@ def check_hardware(required: Iterable[Hardware]) -> None:
         if shortage := cluster_shortage(required):
             raise Unavailable(
                 shortage,
-                "Wait until all nodes have joined, add nodes to it, or set hardware.nodes, hardware.gpus_per_node and "
-                "asynchronous.rollout_nodes to what the cluster has.",
+                "Wait until all nodes have joined the cluster, add nodes, or set hardware.nodes, "
+                "hardware.gpus_per_node and asynchronous.rollout_nodes to what the cluster has.",
             )
         return
     nodes = max((each.nodes for each in required), default=1)

@@ -8,9 +8,9 @@ I(X; Z) is the mean, over all rollouts z, of
 
 where i is the problem of z and N is the number of problems. Each term log p is divided by the length of z in tokens. A
 second measure is the retrieval accuracy: the share of rollouts for which p(z | x_j) is largest for the rollout's own
-problem, j = i. Source: sections 4.3, 5.2 and 7.1 of the reference in which the authors describe their metrics. In
-RAGEN-2, p(z | x_j) is the policy's probability, so the policy must read every rollout after every prompt, which takes N
-forward passes over the rollouts.
+problem, j = i. Source: sections 4.3, 5.2 and 7.1 of RAGEN-2's reference for its metrics. In RAGEN-2, p(z | x_j) is the
+policy's probability, so the policy must read every rollout after every prompt, which takes N forward passes over the
+rollouts.
 
 In this module, p(z | x_j) is a distribution over pairs of adjacent tokens. The pairs are counted in the other rollouts
 of problem j and smoothed with the pairs of all problems. The rollout z itself is not counted. If the rollouts of
@@ -34,7 +34,8 @@ MOST_ROLLOUTS = 8
 """Maximum number of rollouts per problem that are compared. More rollouts would take time and hardly improve the
 estimate."""
 SMOOTHING = 0.5
-"""The smoothed distribution of one problem is a mixture in which the distribution of all problems has this weight."""
+"""Weight of the distribution of all problems in the smoothed distribution of one problem, which is a mixture of the
+two."""
 _Pairs = npt.NDArray[np.int64]
 _Table = npt.NDArray[np.float64]
 

@@ -44,7 +44,7 @@ setting changes the limits of 30 s and 15 s, and a busy machine exceeds them."""
 class SignsOfLife:
     """The files that show that a trainer is making progress.
 
-    New lines in the trainer's log do not show progress, because VERL prints a line every minute in any case.
+    New lines in the trainer's log do not show progress, because VERL prints a line every minute even when it hangs.
     """
 
     metrics: Path
@@ -246,8 +246,8 @@ def _on_every_node(command: Command) -> Command:
 
 
 def _whole_lines(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
-    """Reads a file from a position on: all complete lines, which contain JSON. Returns the lines, and the position
-    after the last returned line."""
+    """Reads the complete lines of JSON after a position in a file. Returns the lines, and the position after the last
+    returned line."""
     if not path.exists():
         return [], position
     with path.open("rb") as file:

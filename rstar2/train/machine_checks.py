@@ -66,7 +66,7 @@ def check_gpus(hardware: Iterable[Hardware]) -> None:
     if result.timed_out:
         raise Unavailable(
             f"the GPUs of this machine could not be tested: {result.why}",
-            "Look at the GPUs with `rstar2 doctor` and `nvidia-smi`; another program may be using them.",
+            "Check the GPUs with `rstar2 doctor` and `nvidia-smi`; another program may be using them.",
         )
     usable = len(result.stdout.split())
     if usable >= needed:
@@ -77,7 +77,7 @@ def check_gpus(hardware: Iterable[Hardware]) -> None:
         f"the recipe needs {needed} GPUs on this machine, but PyTorch can use {usable} of them{limited}"
         + (f": {result.why}" if result.why else ""),
         "Install the build of PyTorch for this machine's driver (`rstar2 doctor` shows both), or set "
-        "hardware.gpus_per_node to the GPUs that work.",
+        "hardware.gpus_per_node to the number of GPUs that work.",
     )
 
 

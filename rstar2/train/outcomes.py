@@ -1,4 +1,4 @@
-"""Outcomes of a stage's problems, from which a curriculum (`rstar2.train.curriculum`) chooses the next problems.
+"""Outcomes of a stage's problems. A curriculum (`rstar2.train.curriculum`) uses them to choose the next problems.
 
 An outcome belongs to one problem in one step. The outcome is the number of rollouts with a verdict, and the number of
 correct rollouts among them. An outcome does not include rollouts that failed, rollouts that lost a tool call, and
@@ -117,7 +117,7 @@ class Problems:
 
         Source: MoPPS, arXiv 2507.04632, recursive Bayesian update with temporal discounting: alpha' = discount * alpha
         + (1 - discount) * prior + correct, and the same for beta with the number of wrong rollouts. MoPPS updates the
-        posterior of a problem only when the problem is used, and the prior of MoPPS is 1. In rstar2, the posteriors of
+        posterior of a problem only when the problem is used, and uses a prior of 1. In rstar2, the posteriors of
         all problems are updated in every step, because the policy changes in every step. The earlier outcomes of a
         problem that is not used therefore lose weight.
         """

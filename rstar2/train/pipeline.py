@@ -1,7 +1,7 @@
 """The training pipeline: SFT, RL stages and evaluations, one after another in a run's folder.
 
-The RL stages train with GRPO-RoC, which is GRPO (group-relative policy optimization) with Resampling on Correct (RoC),
-or with another method that the recipe names. `rstar2 train`, `rstar2 sft` and the demo all use this pipeline. Every
+The RL stages train with the method that the recipe names. The paper's method is GRPO-RoC: GRPO (group-relative policy
+optimization) with Resampling on Correct (RoC). `rstar2 train`, `rstar2 sft` and the demo all use this pipeline. Every
 finished phase leaves a folder, so that the same call after a kill does not repeat the phase:
 
 ```
@@ -181,7 +181,8 @@ class Pipeline:
             return folder / "model"
         timer, rows = PhaseTimer(folder, self.timer), stage.rows
         if recipe.drop_solved:
-            # Problems with too long prompts go first, because the filter has to leave enough problems for a step.
+            # Problems with too long prompts are removed first, because the filter has to leave enough problems for a
+            # step.
             rows = stages.fitting(rows, load_codec(model), recipe.rollout.prompt_tokens)
             rows = self._unsolved(replace(stage, rows=rows), timer)
         self.progress.start(row, title, recipe.steps)
@@ -227,8 +228,7 @@ class Pipeline:
     def _unsolved(self, stage: _StageRun, timer: PhaseTimer) -> Rows:
         """Returns the problems that the policy does not solve every time.
 
-        Whether a problem is solved is known from the counts in `solved`, from the rollouts of the previous stage, or
-        from new samples.
+        The counts in `solved`, the rollouts of the previous stage or new samples show which problems are solved.
         """
         rows, recipe, row = stage.rows, stage.recipe, f"{stage.row} filter"
         by_outcomes = recipe.solved_by == "outcomes" and self.solved is None
@@ -287,7 +287,7 @@ def _method(recipe: StageRecipe) -> str:
 def open_pipeline(
     run: Run, progress: PhaseProgress, judge: JudgeChoice, solved: Path | None = None
 ) -> Iterator[Pipeline]:
-    """Starts what all phases of a run share: the judge, unless the user's own judge is used, and a fork server if
+    """Starts the servers that all phases of a run share: a judge, unless the user has named one, and a fork server if
     trainers run on a CPU.
 
     Raises the same errors as `running_judge`.

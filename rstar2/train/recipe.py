@@ -59,7 +59,7 @@ class Hardware(Strict):
     PyTorch's kernels over a batch that is padded to its longest sequence; for a CPU only."""
     engine_memory_share: float = Field(0.85, gt=0, lt=1)
     """Share of each GPU's memory that a rollout engine uses while it generates, for weights, KV cache and workspace.
-    Lower this share if the engine runs out of memory at its start."""
+    Lower this share if the engine runs out of memory when it starts."""
     sequences_in_flight: int = Field(64, ge=1)
     """Maximum number of rollouts that one engine generates at the same time. Further rollouts wait until one of the
     engine's rollouts ends. If the KV cache has room for far fewer rollouts than this, the engine preempts some rollouts
@@ -204,7 +204,7 @@ class GroupSettings(Strict):
     round: int | None = Field(None, ge=2)
     """Make the rollouts of a group in rounds of this size, and stop when the group is decided or full
     (`rollout.rollouts`). A group is decided when it is mixed (`enough`), solved (`solved_after`) or hopeless
-    (`hopeless_after`). A round ends when all of its rollouts have ended, so short rollouts have no advantage over long
+    (`hopeless_after`). A round ends when all of its rollouts have ended, so short rollouts are not preferred over long
     rollouts. If `round` is unset, all rollouts of a group are made at once, as in the paper. Rounds save rollouts, but
     change the weights of problems in the loss. `algorithm.loss_weights` = "problems" undoes most of this change
     (docs/results/rounds.md)."""
@@ -239,11 +239,11 @@ class OptimSettings(Strict):
     """Number of steps in which the learning rate rises linearly to `lr`. The first step uses `lr` / `warmup_steps`."""
     state: Literal["fresh", "continued"] = "fresh"
     """The optimizer's initial state. fresh: empty moments and a new warm-up. continued: AdamW's moments and the
-    position in the warm-up, as the stage that made the model left them."""
+    position in the warm-up, from the end of the stage that made the model."""
     epochs: int = Field(1, ge=1)
     """Number of passes over the rollouts of a step. Each pass over the rollouts is one update. With a second pass, the
-    policy learns more from each rollout, but the update takes about twice as long. The clip range acts from the second
-    pass on. In the paper, each step makes one pass."""
+    policy learns more from each rollout, but the update takes about twice as long. The clip range has an effect only
+    from the second pass on. In the paper, each step makes one pass."""
     weight_decay: float = Field(0.01, ge=0)
     """Weight decay of AdamW. Neither the paper nor the authors' released code states a value for the weight decay."""
     clip_low: float | None = Field(None, gt=0)
@@ -351,8 +351,8 @@ _REPLACED: dict[str, str | dict[str, str]] = {
         },
     },
 }
-"""The replacement for each recipe key of an earlier version. A dictionary gives the replacement for each value of the
-key."""
+"""Dict from each recipe key of an earlier version to its replacement. If the replacement depends on the key's value, it
+is a dict from each value to its replacement."""
 
 
 def replaced_keys(values: dict[str, Any]) -> list[tuple[str, str]]:
@@ -435,15 +435,15 @@ class StageRecipe(Strict):
     its verdict and whether it was trained on."""
     verl: dict[str, Any] = Field(default_factory=dict)
     """Keys of VERL's own config, dotted, for settings that have no recipe key. A value that is set under
-    `verl` overrides the value that the recipe's other keys lead to."""
+    `verl` overrides the value from the recipe's other keys."""
 
     @property
     def trace_share(self) -> float:
         """The share of the rollouts that send their trace to the sampler. The sampler stores `traces_per_step` of these
         traces.
 
-        More than twice as many traces as needed are sent on average, because each rollout decides at random and by
-        itself whether it sends its trace.
+        More than twice as many traces as needed are sent on average, because each rollout decides at random, without
+        knowing the other decisions, whether it sends its trace.
         """
         if self.traces_per_step <= 0:
             return float(self.traces_per_step < 0)
@@ -481,8 +481,8 @@ class StageRecipe(Strict):
 
     @property
     def clip(self) -> tuple[float, float]:
-        """The clip range below 1 and the clip range above 1. If the recipe does not set one of the two values, this
-        value is the objective's default."""
+        """The lower and the upper clip range. If the recipe does not set one of the two values, this value is the
+        objective's default."""
         low, high = OBJECTIVES[self.algorithm.objective].clip
         return self.optim.clip_low or low, self.optim.clip_high or high
 
@@ -598,7 +598,7 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _fits_into_vllm_and_queue(self) -> StageRecipe:
-        """Rejects sizes with which vLLM would fail at its start, or with which VERL's queue would fail after hours of
+        """Rejects sizes with which vLLM would fail to start, or with which VERL's queue would fail after hours of
         rollouts."""
         verl, ahead = dotted(self.verl), self.asynchronous.batches_ahead if self.mode != "sync" else 0
         for fault in (
@@ -624,7 +624,7 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _curriculum_is_current(self) -> StageRecipe:
-        """Rejects processes that load problems in advance, because these processes would deliver problems that were
+        """Rejects recipes in which other processes load problems in advance, because these problems would have been
         chosen many steps before."""
         workers = dotted(self.verl).get(LOADING_PROCESSES, 0)
         if self.curriculum.reads_outcomes and workers:
@@ -745,7 +745,7 @@ class SftRecipe(Strict):
     run's folder without a server. docs/curves.md has a table of these trackers."""
     verl: dict[str, Any] = Field(default_factory=dict)
     """Keys of VERL's own config, dotted, for settings that have no recipe key. A value that is set under
-    `verl` overrides the value that the recipe's other keys lead to."""
+    `verl` overrides the value from the recipe's other keys."""
 
     @property
     def chosen_by(self) -> Choose:

@@ -57,13 +57,12 @@ class RecoverSettings(Strict):
 
 @dataclass(frozen=True)
 class Beginning:
-    """The first turns of a rollout, up to a failed call, with which extra rollouts begin."""
+    """The prefix of a rollout, up to a failed call, that the extra rollouts share."""
 
     trace: Trace
     """The trace of the whole rollout that has the failed call."""
     turns: int
-    """Number of the rollout's turns with which the extra rollouts begin. The failed call is in the last of the turns
-    with which the extra rollouts begin."""
+    """Number of turns in the prefix. The failed call is in the last turn of the prefix."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,8 @@ def recovery_of(trace: Trace, turns: int) -> Recovery:
 
 
 def _beginnings(trace: Trace) -> list[Beginning]:
-    """Returns, for each turn with a failed call after which the rollout continued, the turns up to and including this
-    turn."""
+    """Returns a prefix of the rollout for each turn with a failed call, except for the last turn. The prefix ends with
+    the turn."""
     return [
         Beginning(trace, failed.place + 1)
         for failed in trace.failed_turns

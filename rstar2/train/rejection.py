@@ -66,11 +66,11 @@ class RunTraces:
     files: tuple[Path, ...]
     """The trace files from which conversations are made."""
     measured: dict[Path, str]
-    """The files with traces of problems on which models are evaluated, each with a name for these problems. A file that
-    the user named is also in `files`, and gives conversations. The others give none."""
+    """Dict from each file with traces of evaluation problems to a name for these problems. Files that the user named
+    are also in `files`. No conversations are made from the other files."""
 
     def warnings(self) -> Iterator[str]:
-        """Yields a warning for each set of problems on which models are evaluated."""
+        """Yields a warning for each set of evaluation problems."""
         for problems in dict.fromkeys(self.measured.values()):
             files = [file for file, name in self.measured.items() if name == problems]
             if set(self.files) & set(files):
@@ -117,8 +117,8 @@ def _measured_by(file: Path, below: Path | None = None) -> str:
     otherwise.
 
     Args:
-        below: the topmost folder in which the run of the file is searched for; if None, all parent folders of the file
-            are searched.
+        below: the topmost parent folder in which to search for the file's run; if None, all parent folders are
+            searched.
     """
     absolute = file.resolve()
     for folder in absolute.parents:
@@ -147,7 +147,7 @@ def plan_traces(
         run: the folder of the run, a folder in it, or a trace file.
         model: the model that wrote the traces. The conversations are read with the tokenizer and the format of `model`.
             By default, the model that the run names is used.
-        against: benchmarks, by name or file. A conversation that shares words with a benchmark's problem is left out.
+        against: names or files of benchmarks. A conversation that shares words with a benchmark's problem is left out.
         overrides: texts of the form `a.b=c` that change keys of the mixture's recipe.
 
     Raises:
@@ -188,8 +188,8 @@ class _TraceOrigin(Origin):
 
 
 def _model_of(run: Path, files: Sequence[Path]) -> Path:
-    """Returns the model that wrote a run's traces: the one that the results beside the traces name, or else the one
-    that the run trains."""
+    """Returns the model that wrote a run's traces: the model that is named in the results beside the traces, or else
+    the model that the run trains."""
     hint = "Name it with --model: the folder of the model that wrote the traces."
     folder = run if run.is_dir() else run.parent
     for results in (file.with_name("results.json") for file in files):
@@ -245,7 +245,7 @@ def _fault(trace: Trace, selection: Selection) -> tuple[str, str] | None:
     if trace.finish != "answer":
         return "cut off", f"it ended by {trace.finish}"
     if trace.lost_calls or any(turn.calls_not_run for turn in trace.turns):
-        return "lost call", f"{trace.lost_calls} calls were lost to the judge"
+        return "lost call", f"the judge lost {trace.lost_calls} calls"
     if trace.failed_calls > selection.failed_calls:
         return "failed calls", f"{trace.failed_calls} of {len(trace.calls)} calls failed"
     if trace.paper_correct is False:
@@ -272,7 +272,10 @@ class _TraceReader:
         key = key_of_trace(trace)
         if key not in self.chosen:
             limit = self.selection.per_problem
-            raise Refused("others of its problem are taken", f"the same text, or {limit} with less penalty")
+            raise Refused(
+                "others of its problem are taken",
+                f"another trace has the same text, or {limit} traces have a lower penalty or fewer tokens",
+            )
         return {"id": key, **conversation_columns(trace, _loaded(self.model))}
 
 

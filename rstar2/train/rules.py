@@ -29,28 +29,28 @@ class RuleSettings(Strict):
     A rule takes one of three actions. advance: the stage ends with the model of its last step, and the next stage
     begins. stop: the stage ends in the same way, and no further stage runs. back: the stage ends with the model of the
     checkpoint that has the highest accuracy on `held_out.data`, and the next stage begins from this model. The decision
-    is stored in the stage's folder (`decision.json`) and is final: later starts of the run do not change it.
+    is stored in the stage's folder (`decision.json`) and is final: resuming the run does not change it.
     """
 
     measure: Measure = "pass_rate"
-    """The measure that the rules watch. pass_rate: the share of correct rollouts among the rollouts with a verdict,
+    """The metric that the rules watch. pass_rate: the share of correct rollouts among the rollouts with a verdict,
     averaged over `window` steps. held_out: the accuracy on `held_out.data`, in each step in which this accuracy is
     measured. Use held_out if a curriculum chooses problems by their difficulty, because the pass rate on the chosen
     problems does not show progress."""
     window: int = Field(5, ge=1)
     """Number of steps over which the pass rate is averaged."""
     flat_steps: int = Field(0, ge=0)
-    """Take the action `when_flat` if the measure has not risen for this many steps. 0 turns the rule off."""
+    """Take the action `when_flat` if the metric has not risen for this many steps. 0 turns the rule off."""
     rise: float = Field(0.01, ge=0, lt=1)
-    """The measure has risen if it is at least this much above its value at the last rise. Smaller rises add up until
+    """The metric has risen if it is at least this much above its value at the last rise. Smaller rises add up until
     they count as a rise. A value of 0.01 is one percentage point."""
     when_flat: Action = "advance"
-    """The action if the measure has not risen for `flat_steps` steps."""
+    """The action if the metric has not risen for `flat_steps` steps."""
     fall: float = Field(0.0, ge=0, lt=1)
-    """Take the action `when_fallen` if the measure is at least this much below its highest value in the stage. A value
+    """Take the action `when_fallen` if the metric is at least this much below its highest value in the stage. A value
     of 0.1 is ten percentage points. 0 turns the rule off."""
     when_fallen: Action = "back"
-    """The action if the measure has fallen by `fall`."""
+    """The action if the metric has fallen by `fall`."""
 
     @property
     def may_go_back(self) -> bool:
@@ -84,8 +84,8 @@ def rule_fault(rules: RuleSettings, held_out: bool, held_out_every: int, checkpo
 
 
 def measured(steps: Mapping[int, Metrics], rules: RuleSettings) -> dict[int, float]:
-    """Returns, for each step in order, the value of the measure that the rules watch. Values that are not finite are
-    left out."""
+    """Returns a dict from each step, in order, to the value of the metric that the rules watch. Values that are not
+    finite are left out."""
     if rules.measure == "held_out":
         accuracies = {step: held_out_accuracy(metrics) for step, metrics in sorted(steps.items())}
         return {
@@ -105,9 +105,9 @@ def decide(steps: Mapping[int, Metrics], rules: RuleSettings, saved: Collection[
     """Applies the rules to the last step of a stage. Returns the decision of the rules, or None if the stage continues.
 
     Args:
-        steps: the metrics of all steps of the stage, by step number.
-        saved: the steps to whose checkpoints a rule can go back. A rule with the action `back` does nothing as long as
-            the held-out accuracy was measured at none of the steps in `saved`.
+        steps: the metrics of all steps of the stage, keyed by step number.
+        saved: the steps whose checkpoints exist. A rule with the action `back` does nothing until one of these steps
+            has a held-out accuracy.
     """
     values = measured(steps, rules)
     last = max(steps, default=0)
@@ -124,7 +124,7 @@ def decide(steps: Mapping[int, Metrics], rules: RuleSettings, saved: Collection[
 
 
 def _fallen(values: Mapping[int, float], rules: RuleSettings) -> str:
-    """Returns a sentence that says how far the measure has fallen, or an empty text if it has fallen by less than
+    """Returns a sentence that says how far the metric has fallen, or an empty text if it has fallen by less than
     `rules.fall`."""
     highest, value = max(values.values()), [*values.values()][-1]
     if not rules.fall or highest - value < rules.fall - _EQUAL:
@@ -135,7 +135,7 @@ def _fallen(values: Mapping[int, float], rules: RuleSettings) -> str:
 
 
 def _flat(values: Mapping[int, float], rules: RuleSettings) -> str:
-    """Returns a sentence about the last rise of the measure, or an empty text if the last rise was less than
+    """Returns a sentence about the last rise of the metric, or an empty text if the last rise was less than
     `rules.flat_steps` steps ago."""
     (risen_at, best), *_ = values.items()
     for step, each in values.items():
@@ -169,7 +169,7 @@ class StageRules:
 
     Args:
         folder: the stage's folder.
-        before: the metrics of the steps that earlier starts of the stage ran, by step number.
+        before: the metrics of the steps that the stage made before it was resumed, keyed by step number.
         warn: called with the decision as a sentence.
     """
 

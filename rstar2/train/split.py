@@ -94,7 +94,7 @@ def _usable(recipe: SftRecipe, data: EncodedData) -> tuple[Numbers, int, int]:
     """Applies the recipe's token limit.
 
     Returns:
-        The indices of the conversations that can be used, and two numbers: the conversations that are too long, and
+        The indices of the conversations that can be used, and two counts: the conversations that are too long, and
         those that would have no token to train on after they are cut.
     """
     long = data.lengths > recipe.max_tokens
@@ -105,8 +105,8 @@ def _usable(recipe: SftRecipe, data: EncodedData) -> tuple[Numbers, int, int]:
 
 
 def _draw_groups(numbers: Numbers, groups: Numbers, limit: int, seed: int) -> Numbers:
-    """Draws whole groups in random order, as long as all drawn groups together have at most `limit` members. Returns
-    the members of the drawn groups.
+    """Draws whole groups in random order. A group is skipped if the drawn groups would then have more than `limit`
+    members. Returns the members of the drawn groups.
 
     Args:
         groups: the group of each number, of the same shape as `numbers`.

@@ -9,7 +9,7 @@ FOLDER/
   rstar2_format.json    the format of the rollouts (RL only)
   checkpoints/          VERL's checkpoints. A killed stage resumes from the last checkpoint. If the stage continues the
                         optimizer of the stage before, global_step_0 is the last checkpoint of the stage before
-  metrics-1.jsonl …     metrics: one file per start of the trainer, one line per step
+  metrics-1.jsonl …     metrics: one file each time the trainer is started, one line per step
   finished-rollouts/    finished rollouts of the step after the last checkpoint, see
                         `rstar2.train.records.finished_rollouts` (RL in sync mode only)
   outcomes.jsonl        number of correct rollouts of each problem, see `rstar2.train.records.outcome_log` (RL only)
@@ -93,8 +93,8 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 DONE_BEFORE = "done before"
 OPTIMIZER_FILE = "optimizer.json"
-"""The file in a stage's folder that contains the optimizer's settings, with which the recipe of a later stage is
-compared if that stage continues the optimizer."""
+"""The file with the optimizer's settings in a stage's folder. If a later stage continues the optimizer, its recipe is
+compared with these settings."""
 _STEP_METRICS = {MAIN_METRIC, SFT_METRIC}
 """The line of a training step contains one of these two metrics: the pass rate in RL, or the training loss in SFT. A
 line with only validation metrics contains neither the pass rate nor the training loss."""
@@ -116,7 +116,7 @@ class PhaseProgress(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """The inputs of one start of a phase's trainer."""
+    """The settings for starting a phase's trainer."""
 
     command: Command
     folder: Path
@@ -131,7 +131,7 @@ class Start:
     warn: Callable[[str], None]
     """Writes a warning to the terminal and the log, see `warner`."""
     keeps_rollouts: bool = False
-    """Whether finished rollouts are stored for the next start, see `rstar2.train.records.finished_rollouts`."""
+    """Whether finished rollouts are stored for a resumed run, see `rstar2.train.records.finished_rollouts`."""
     needed_steps: Callable[[], Collection[int]] | None = None
     """Returns the steps whose checkpoints must not be removed, however old the checkpoints are. If this function is
     set, VERL itself removes no checkpoints."""
@@ -462,7 +462,7 @@ def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
     """Returns the folders that VERL removes before it writes the next checkpoint.
 
     VERL removes checkpoints in advance only if it keeps more than one checkpoint. VERL removes only checkpoints that it
-    has saved since it was started last. In its last start, VERL resumed from the step `resumed_from`.
+    has saved since its process resumed from the step `resumed_from`.
     """
     keep = start.checkpoint.keep
     if keep == 1 or start.checkpoint.export_every or start.needed_steps is not None:
@@ -474,8 +474,8 @@ def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
 
 
 def _prepare_finished_rollouts(start: Start) -> None:
-    """Removes the finished rollouts from the disk, except the rollouts of an interrupted step, which the next start can
-    use."""
+    """Removes the finished rollouts from the disk, except the rollouts of an interrupted step, which the resumed run
+    can use."""
     if not start.keeps_rollouts:
         finished_rollouts.forget(start.folder)
     elif count := finished_rollouts.prepare(start.folder, str(start.base)):
@@ -517,7 +517,8 @@ def _export(start: Start, checkpoint: Path, model: Path) -> None:
     if model.is_dir():
         return
     begun_at = time.monotonic()
-    # With these, the process would load modules for workers and read the secrets file, which is removed by now.
+    # The variables for workers would make the process load modules for workers, and read the secrets file, which no
+    # longer exists.
     env = {name: value for name, value in start.command.env.items() if name not in _FOR_WORKERS}
     with whole_folder(model) as part:
         arguments = ["-m", "rstar2.train.verl.output.export", str(actor_of(checkpoint)), str(part)]
@@ -564,8 +565,8 @@ def last_actor(model: Path, recipe: StageRecipe) -> Path:
 
 
 def continue_optimizer(model: Path, folder: Path, recipe: StageRecipe) -> None:
-    """Makes a stage begin with the optimizer of the stage that made the model, unless the stage has a checkpoint of its
-    own. Raises UserError if `last_actor` does."""
+    """Makes a stage begin with the optimizer of the stage that made its model, unless it has already saved a
+    checkpoint. Raises UserError if `last_actor` does."""
     checkpoints = folder / "checkpoints"
     if any(checkpoints.glob("global_step_*/data*.pt")):
         return
@@ -578,5 +579,5 @@ def continue_optimizer(model: Path, folder: Path, recipe: StageRecipe) -> None:
 
 
 def next_metrics(folder: Path) -> str:
-    """Returns the name of the metrics file for the next start of the trainer."""
+    """Returns the name of the metrics file for a trainer that is started now."""
     return f"metrics-{1 + sum(1 for _ in folder.glob('metrics-*.jsonl'))}.jsonl"

@@ -44,7 +44,7 @@ class TrainPlan:
     format: Format
     rows: list[dict[str, Any]]
     solved: Path | None
-    """A folder that tells how often each training problem was solved: a folder of the filter, or a run of `rstar2
+    """A folder that records how often each training problem was solved: a folder of the filter, or a run of `rstar2
     eval`."""
     judge: JudgeChoice
     too_long: dict[int, int]
@@ -58,8 +58,8 @@ class TrainPlan:
     """
 
     def config(self) -> dict[str, Any]:
-        """Returns the config that is stored in the run's folder. The config of a later start must match the stored
-        config in the part that `compared` returns."""
+        """Returns the config that is stored in the run's folder. When the run is resumed, the part of the
+        config that `compared` returns must be the same as in the stored config."""
         recipes = {str(number): recipe.model_dump(mode="json") for number, recipe in self.recipes.items()}
         return {
             "recipes": recipes,
@@ -91,8 +91,8 @@ class SftPlan:
     """The judge for the evaluations on held-out problems."""
 
     def config(self) -> dict[str, Any]:
-        """Returns the config that is stored in the run's folder. The config of a later start must match the stored
-        config in the part that `compared` returns."""
+        """Returns the config that is stored in the run's folder. When the run is resumed, the part of the
+        config that `compared` returns must be the same as in the stored config."""
         held_out = {"validation_sha256": self.split.held_out.digest} if self.recipe.validation.data else {}
         if self.problems:
             held_out["problems"] = fingerprint(self.problems)
@@ -175,8 +175,8 @@ def check_judge_place(recipes: dict[int, StageRecipe], judge: JudgeChoice) -> No
 def check_programs(recipes: dict[int, StageRecipe], address: JudgeAddress, fmt: Format) -> None:
     """Runs programs on the judge in the same way in which rollouts will run their programs.
 
-    The judge must have the packages that `judge.packages` names, and the isolation that `judge.isolation` names, in the
-    recipe of every stage.
+    For the recipe of every stage, the judge must have the packages of `judge.packages` and the isolation of
+    `judge.isolation`.
 
     Raises:
         UserError: the judge rejects the programs, or does not have the packages or the isolation.
@@ -349,7 +349,7 @@ def check_count(recipe: SftRecipe, data: Path, count: int, which: str = "", too_
     Args:
         which: words for the message that say which of the file's conversations are counted. `which` is empty if all of
             the file's conversations are counted.
-        too_long: whether a higher `max_tokens` would leave more conversations.
+        too_long: whether a higher `max_tokens` would leave out fewer conversations.
     """
     if count < recipe.batch:
         raise UserError(

@@ -86,8 +86,8 @@ class StopAfterStep:
             _end(self._number)
 
     def report(self) -> None:
-        """Tells the user, once, what training does because of a signal. The signal handler cannot print the message
-        itself, because the handler may interrupt another print."""
+        """Tells the user once how training reacts to a signal. The signal handler cannot print the message itself,
+        because the handler may interrupt another print."""
         if self._number is not None and not self._reported:
             self._reported = True
             self._warn(self._text(self._number))
@@ -108,7 +108,7 @@ class StopAfterStep:
         self._number = number
 
     def _step_begun(self) -> bool:
-        """Whether the trainer has begun a step, so that work would be lost by ending now."""
+        """Whether the trainer has begun a step. If so, ending now would lose work."""
         activity = read_activity(self._folder / ACTIVITY_FILE)
         return (self._folder / PROGRESS_FILE).exists() or (activity is not None and activity.in_step)
 

@@ -69,8 +69,7 @@ def survey(recipe: SftRecipe, model: Path, data: Path) -> Survey:
 
 
 def _encoded(recipe: SftRecipe, file: Path, codec: CodecOf) -> Survey | None:
-    """Counts the conversations from the encodings that an earlier start saved. Returns None if an encoding is
-    missing."""
+    """Counts the conversations from the encodings that an earlier run saved. Returns None if an encoding is missing."""
     data = known_encoding(file, codec)
     other = recipe.validation.data
     held_out = known_encoding(prepared_file(Path(other)), codec) if other else None

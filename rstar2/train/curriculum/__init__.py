@@ -65,8 +65,7 @@ class CurriculumSettings(Strict, extra="allow"):
     def discount(self) -> float:
         """The discount that the metrics `rstar2/problems/…` apply to older outcomes.
 
-        The discount is the curriculum's own setting if a shipped curriculum has this setting, and otherwise the
-        default.
+        If a shipped curriculum has a setting `discount`, its value is used. Otherwise the default is used.
         """
         users = is_reference(self.name)
         return DISCOUNT if users else float((self.model_extra or {}).get("discount", DISCOUNT))

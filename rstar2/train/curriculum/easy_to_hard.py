@@ -1,8 +1,8 @@
 """A curriculum from easy to hard problems: the target pass rate falls over the stage.
 
 Source: the schedule of E2H Reasoner, arXiv 2506.06632, and the target difficulty of AdaRFT, arXiv 2504.05520. E2H
-Reasoner and AdaRFT take a problem's difficulty from labels in the data. In easy_to_hard, the difficulty follows from
-the posterior of the problem's pass rate, as in `rstar2.train.curriculum.posterior`.
+Reasoner and AdaRFT take a problem's difficulty from labels in the data. easy_to_hard instead uses the posterior
+of the problem's pass rate, as in `rstar2.train.curriculum.posterior`.
 """
 
 from __future__ import annotations

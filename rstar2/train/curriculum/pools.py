@@ -34,7 +34,7 @@ def choose(
         problems: the problems to choose from.
         count: number of problems to choose.
         rng: the source of randomness.
-        retire_after: A problem rests after this many groups in a row in which all rollouts were correct.
+        retire_after: A problem rests after this many consecutive groups in which all rollouts were correct.
         return_after: Number of steps that a problem rests after its last group.
 
     Returns:
@@ -51,7 +51,7 @@ def choose(
 
 
 def _solved_in_a_row(problems: Problems) -> Ints:
-    """Returns, for each problem, how many of its latest groups in a row had only correct rollouts.
+    """Returns, for each problem, the number of its most recent consecutive groups with only correct rollouts.
 
     The array has shape (problems,).
     """

@@ -42,10 +42,10 @@ def choose(
         rng: the source of randomness.
         target: The target pass rate. A group is most likely to have both correct and wrong rollouts if the target is
             0.5.
-        unseen: The share of a step's problems that is chosen from problems that have never been used, as long as there
-            are any. With a share of 1, no problem is used twice before every problem has been used once.
-        explore: When the unseen problems have been chosen, this is the expected share of a step's remaining problems
-            that is drawn at random, whatever their pass rate.
+        unseen: The share of a step's problems that have never been used before, as long as there are enough such
+            problems. With a share of 1, no problem is used twice before every problem has been used once.
+        explore: The expected share of the step's other problems, those that are not unseen, that is drawn at random,
+            regardless of pass rate.
         discount: The weight of an outcome is multiplied by this factor in every step, because the policy changes.
 
     Returns:
@@ -62,6 +62,6 @@ def choose(
     explored = int(rng.binomial(rest, explore))
     chosen += ranked[: rest - explored].tolist()
     chosen += rng.permutation(ranked[rest - explored :])[:explored].tolist()
-    # Replacements of dropped groups use only the first of these problems. In random order they are of every kind.
+    # To replace dropped groups, only the first of these problems are used. The random order makes them a fair sample.
     shuffled: list[int] = rng.permutation(chosen).tolist()
     return shuffled

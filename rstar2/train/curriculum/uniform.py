@@ -1,7 +1,8 @@
 """The default curriculum, which uses all problems equally often, in a new random order for each pass over the data.
 
-Source: arXiv 2508.20722, which names no other order. In training, VERL's own sampler draws the order, so a seed gives
-the same order as in earlier versions. For simulations, `choose` orders the problems by the same rule as VERL's sampler.
+Source: arXiv 2508.20722, which describes no other order. In training, VERL's own sampler draws the order, so a seed
+gives the same order as in earlier versions. For simulations, `choose` orders the problems by the same rule as VERL's
+sampler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Warnings about what does not fit in a run, each with the recipe key to change."""
+"""Warnings about settings that do not suit the model, the machine or each other, with the recipe key to change."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rstar2.train.estimate.work import Judge
 from rstar2.train.recipe import Hardware, StageRecipe
 
 MOST_IN_FLIGHT = 4
-"""Upper limit for the number of rollouts that an engine gets at the same time, divided by the number of full-length
-rollouts that fit into the engine's KV cache. Above the limit, the user is warned. The limit is above 1, because a
-growing rollout has a quarter of its full length on average."""
+"""Maximum ratio of the rollouts that an engine gets at the same time to the full-length rollouts that fit into its KV
+cache. Above the limit, the user is warned. The limit is above 1, because a growing rollout has a quarter of its full
+length on average."""
 
 SHORT_S = 60.0
 """A larger judge is not suggested if each worker has less than this many seconds of work in a step."""
@@ -23,7 +23,7 @@ SHORT_S = 60.0
 def stage_warnings(
     shape: ModelShape, recipe: StageRecipe, memory: Memory, judge: Judge, machine_memory: int | None = None
 ) -> Iterator[str]:
-    """Yields a warning for everything in an RL stage that does not fit.
+    """Yields the warnings about an RL stage.
 
     Args:
         shape: the model's shape.
@@ -175,9 +175,9 @@ def _refill_warnings(recipe: StageRecipe) -> Iterator[str]:
     if refills:
         most = round((1 + refills) * recipe.rollout.prompts * recipe.rollout.rollouts)
         yield (
-            f"groups without a gradient are replaced, so a step may have up to {1 + refills:g} times its problems, "
-            f"{most:,} rollouts. The estimate uses the share of groups without a gradient in the run of --like; "
-            "without --like it uses 0"
+            f"groups without a gradient are replaced, so a step may have up to {1 + refills:g} times rollout.prompts "
+            f"problems, {most:,} rollouts. The estimate uses the share of groups without a gradient in the run of "
+            "--like; without --like it uses 0"
         )
 
 
@@ -207,15 +207,15 @@ def _rounds_warnings(recipe: StageRecipe) -> Iterator[str]:
     weight = f"only about {100 * share:.0f} % of the weight that they have without rounds"
     if algorithm.objective == "grpo" and algorithm.loss_weights == "tokens":
         yield (
-            "groups that stop early train on fewer tokens, and every token has the same weight, so problems of medium "
-            f"difficulty have {weight}: set algorithm.loss_weights=problems"
+            "groups that stop early have fewer training tokens, and every token has the same weight, so problems of "
+            f"medium difficulty have {weight}: set algorithm.loss_weights=problems"
         )
     # With pass-k, one rollout of a group is trained on, whatever the size of the group.
     if algorithm.objective not in ("grpo", "pass-k"):
         yield (
-            f"groups that stop early train on fewer rollouts, so problems of medium difficulty have {weight}. With "
-            f"algorithm.objective = {algorithm.objective}, no setting undoes this: set algorithm.objective=grpo and "
-            "algorithm.loss_weights=problems, or leave groups.round unset"
+            f"groups that stop early have fewer training rollouts, so problems of medium difficulty have {weight}. "
+            f"With algorithm.objective = {algorithm.objective}, no setting undoes this: set "
+            "algorithm.objective=grpo and algorithm.loss_weights=problems, or leave groups.round unset"
         )
     if recipe.mode != "sync" and recipe.asynchronous.too_old == "drop":
         yield (

@@ -1,8 +1,8 @@
-"""Compares time limits with estimated durations, and compares counts with the sizes that the counts must not exceed.
+"""Compares time limits with estimated durations, and counts with their upper limits.
 
-The two numbers that are compared belong to two parts of training, and neither part can see the number of the other
-part. If two numbers do not fit together, a warning names the key to change. `rstar2.train.trainer.verl_limits` rejects
-recipes that VERL or vLLM would reject only after minutes of work.
+The two numbers of a comparison belong to different parts of training, and neither part knows the other's number. If two
+numbers conflict, a warning names the key to change. `rstar2.train.trainer.verl_limits` rejects recipes that VERL or
+vLLM would reject only after minutes of work.
 """
 
 from __future__ import annotations
@@ -115,13 +115,12 @@ def _judge_limit_warnings(recipe: StageRecipe) -> Iterator[str]:
     if recipe.judge.wait_s > MAX_WAIT_S:
         yield (
             f"judge.wait_s = {recipe.judge.wait_s:,.0f} has no effect beyond {MAX_WAIT_S:,.0f} s, because the judge "
-            f"itself gives up a program after this time: set judge.wait_s={MAX_WAIT_S:.0f}"
+            f"itself reports a program as lost after this time: set judge.wait_s={MAX_WAIT_S:.0f}"
         )
 
 
 def queue_warnings(recipe: StageRecipe, judge: Judge) -> Iterator[str]:
-    """Yields a warning if the judge has too few workers for the case that all rollouts in flight call a tool at the
-    same time."""
+    """Yields a warning if the judge has too few workers to serve all rollouts in flight at the same time."""
     if judge.workers is None or judge.workers < judge.cores:  # `judge_warnings` has a warning for this
         return
     wait_s = judge.in_flight * judge.program_s / judge.workers

@@ -16,7 +16,7 @@ from rstar2.train.records.steps import Metrics, step_metrics
 
 CALLS = "rstar2/calls"
 FAILED_CALLS = [f"{CALLS}/{status}" for status in get_args(CallStatus) if status not in ("ok", "lost")]
-"""For each way in which a call can fail, the metric with the share of all calls that failed in this way."""
+"""For each status of a failed call, the metric with the share of all calls that have this status."""
 
 
 def measured_assumptions(run: Path) -> Assumptions:
@@ -39,7 +39,7 @@ def measured_assumptions(run: Path) -> Assumptions:
 
 
 def assumptions_of(steps: Sequence[Metrics]) -> Assumptions:
-    """Returns the assumptions from a stage's steps. An assumption gets its default if no step has measured it."""
+    """Returns the assumptions from a stage's steps. An assumption keeps its default if no step has a value for it."""
 
     def measured(*metrics: str) -> list[tuple[float, ...]]:
         """Returns the values of the named metrics for each step that has all of them."""

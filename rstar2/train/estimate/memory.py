@@ -113,7 +113,7 @@ class Memory:
     """The peak memory of the activations with a full micro-batch, either of the update or of log-probabilities,
     whichever is larger. On a CPU, the peak includes free blocks between the activations."""
     gathered: int
-    """The memory of the weights and gradients, gathered from all ranks, of the layers that are being computed."""
+    """The memory of the layers that are being computed: their weights and gradients, gathered from all ranks."""
     process: int
     """On a CPU, the bytes of a process's libraries, and of the weights that are sent to the engine."""
     update_total: int

@@ -59,7 +59,7 @@ class StageEstimate:
     longer than each period."""
     hours: float
     filter_hours: float
-    """Number of hours that sampling the training problems before the stage takes; 0 if the stage uses all problems."""
+    """Number of hours for sampling the training problems before the stage; 0 if the stage uses all problems."""
     agent_loop_processes: int
     warnings: list[str]
 
@@ -84,7 +84,7 @@ class RunEstimate:
 
     @property
     def hours(self) -> dict[str, float]:
-        """Number of hours of each filter and stage, by name, and the sum of all hours under `total`."""
+        """Number of hours of each filter and stage, keyed by name, and the sum of all hours under `total`."""
         hours = {}
         for number, stage in self.stages.items():
             if stage.filter_hours:
@@ -157,10 +157,10 @@ def estimate_run(
 
     Args:
         shape: the model's shape.
-        recipes: the stages' recipes by number.
+        recipes: the stages' recipes, keyed by stage number.
         judge_workers: number of the judge's workers, or None if the number is unknown.
         machine_memory: bytes of memory that all ranks on a CPU share, or None if this memory is unknown.
-        rates: tokens per second that the user states, or None if the rates are to be calculated.
+        rates: tokens per second that the user specified, or None if the rates are to be calculated.
         assumptions: assumptions about rollouts, or None for the assumptions from the paper.
     """
     assumptions, rates = assumptions or Assumptions(), rates or Rates()
@@ -326,7 +326,7 @@ def sft_disk(shape: ModelShape, recipe: SftRecipe) -> Disk:
 
 
 def sft_warnings(recipe: SftRecipe, shape: ModelShape, memory: Memory, checkpoint: Saving) -> Iterator[str]:
-    """Yields a warning for everything in SFT that does not fit."""
+    """Yields the warnings about SFT."""
     yield from division_warnings(shape, recipe.hardware)
     yield from memory_warnings(recipe.hardware, memory)
     yield from time_limit_warnings(shape, recipe.hardware, checkpoint, 0.0, Assumptions())

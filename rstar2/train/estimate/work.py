@@ -1,9 +1,9 @@
 """Estimates of a stage's work: rollouts, tokens, tool calls and seconds of a step, the judge's cores, and disk space.
 
-If the user states rates in tokens per second, the seconds are calculated from the stated rates. If the user states no
-rates, the seconds are calculated from the GPU's published speed, multiplied by the share of this speed that is assumed
-to be reached. The shares were chosen so that the estimate for the paper's run (14B, 64 MI300X, 510 steps) is the week
-that the paper's run took.
+If the user specifies rates in tokens per second, the seconds are calculated from these rates. Otherwise, the seconds
+are calculated from the GPU's published speed, multiplied by the share of this speed that is assumed to be reached. The
+shares were chosen so that the estimate for the paper's run (14B, 64 MI300X, 510 steps) is the week that the paper's run
+took.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ class Assumptions:
     calls_per_rollout: float = 2.75
     """Mean number of tool calls per rollout. The paper has 45,000 tool calls in a step of 16,384 rollouts."""
     made_share: float = 1.0
-    """If groups are rolled out in rounds, the share of a full group's rollouts that are made. The maximum is 1."""
+    """The mean number of rollouts per group, as a share of a full group. The share is below 1 if rounds stop groups
+    early."""
     failed_calls_per_rollout: float | None = None
     """Mean number of failed calls per rollout, from which the number of recoveries (`recover`) follows. If the mean is
     None, a step has as many recoveries as the recipe allows."""
     recovery_tokens: float | None = None
-    """Mean number of tokens of a recovery after the turns with which it begins. If the mean is None, a recovery has
-    half the tokens of an average rollout, as if failed calls were in the middle of a rollout."""
+    """Mean number of tokens of a recovery, without the turns that it copies from the original rollout. If the mean is
+    None, a recovery has half the tokens of an average rollout, as if failed calls were in the middle of a rollout."""
     program_s: float = 0.3
     """Number of seconds for which a tool call uses one core. The default is the paper's mean time from a call to its
     answer."""
@@ -122,13 +123,14 @@ class Assumptions:
         return drawn * recipe.recover.rollouts
 
     def tokens_of_recovery(self, rollout: RolloutSettings) -> float:
-        """Returns the mean number of tokens of a recovery, without the turns with which it begins."""
+        """Returns the mean number of tokens of a recovery, without the turns that it copies from the original
+        rollout."""
         usual = self.rollout_tokens(rollout) / 2
         return min(usual if self.recovery_tokens is None else self.recovery_tokens, rollout.tokens)
 
     def update(self, recipe: StageRecipe) -> Update:
-        """Returns the rollouts that the largest step trains on. The tokens of a recovery include the turns with which
-        it begins."""
+        """Returns the rollouts that the largest step trains on. The tokens of a recovery include the turns that it
+        copies from the original rollout."""
         rollout = recipe.rollout
         trained_groups = 1.0 if recipe.groups.refill_batches else self.trained_groups
         tokens = min(self.tokens_of_largest_step or self.rollout_tokens(rollout), rollout.tokens)
@@ -142,14 +144,13 @@ class Assumptions:
 
 
 MOST_TPS = 1e9
-"""Maximum number of tokens per second of one GPU that a user can state. The fastest GPUs reach less than a thousandth
+"""Upper limit on the tokens per second per GPU that a user may specify. The fastest GPUs reach less than a thousandth
 of this limit."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates, in tokens per second of one GPU, that the user states. A rate of None is calculated from the GPU's
-    speed.
+    """The user's rates in tokens per second per GPU. A rate of None is calculated from the GPU's speed.
 
     Raises:
         UserError: a rate is not above 0, or is above `MOST_TPS`.
@@ -173,11 +174,10 @@ class Step:
 
     rollouts: int
     """Number of rollouts, including the rollouts of replaced groups, but without `recoveries`. If `groups.round` is
-    set, the number is the maximum, unless another run shows which share of a full group's rollouts is made in
-    rounds."""
+    set, every group is assumed to be full, unless another run provides `made_share`."""
     recoveries: int
-    """Number of recoveries (`recover`). The number of recoveries is the maximum, unless another run shows how many
-    calls fail."""
+    """Number of recoveries (`recover`). Assumes the maximum number of recoveries, unless another run provides the
+    number of failed calls."""
     kept_rollouts: int
     """Maximum number of rollouts that are trained on, including recoveries. Fewer rollouts are trained on if groups
     without a gradient are dropped."""
@@ -194,7 +194,7 @@ class Step:
     """Number of tokens per second that one GPU processes in the update: log-probabilities, forward and backward
     pass."""
     token_s: float
-    """Seconds in which a running rollout grows by one token."""
+    """Seconds per generated token of a running rollout."""
     generate_s: float
     update_s: float
     seconds: float
@@ -319,7 +319,7 @@ def update_flop(
     attention = shape.attention_flop(context)
     layers = 2 * shape.layers * shape.layer_parameters + attention
     forward = 2 * shape.matmul_parameters + attention
-    # Flash attention's backward pass computes the scores again: five products where the forward pass has two.
+    # Flash attention's backward pass recomputes the scores: it has five matrix products, and the forward pass has two.
     backward = 4 * shape.matmul_parameters + 2.5 * attention
     return log_probs * forward + passes * (forward + checkpointing * layers + backward)
 
@@ -327,11 +327,10 @@ def update_flop(
 def _token_s(
     shape: ModelShape, recipe: StageRecipe, memory: Memory, assumptions: Assumptions
 ) -> tuple[float, float]:
-    """Returns the seconds in which an engine generates one token for each running rollout, and the number of running
+    """Returns the seconds that an engine takes for one token of every running rollout, and the number of running
     rollouts.
 
-    The time is either the time for reading the weights and the KV cache of all rollouts or the time for computing,
-    whichever is longer.
+    The time is the longer of two times: reading the weights and the KV cache of all rollouts, and computing.
     """
     hardware, rollout = recipe.hardware, recipe.rollout
     gpu, split = gpu_of(hardware), hardware.tensor_parallel
@@ -414,7 +413,7 @@ def queue_disk(recipe: StageRecipe, step: Step, assumptions: Assumptions) -> int
     if recipe.mode == "sync":
         return 0
     prompt, mean = assumptions.prompt_tokens(recipe.rollout), assumptions.rollout_tokens(recipe.rollout)
-    # The queue also has the turns that recoveries begin with. `step.tokens` does not include them.
+    # The queue also has the turns that recoveries copy. `step.tokens` does not include these turns.
     begun_with = step.recoveries * (mean - assumptions.tokens_of_recovery(recipe.rollout))
     tokens = step.tokens + max(begun_with, 0.0) + (step.rollouts + step.recoveries) * prompt
     return int((1 + recipe.asynchronous.batches_ahead) * tokens * BYTES_OF_QUEUED_TOKEN)

@@ -15,8 +15,7 @@ BLOCK = 16
 _FRESH_S = 30.0
 """An engine's report about its KV cache is ignored if it is older than this many seconds."""
 _FULL_SHARE = 0.9
-"""An engine gets no further session if, with the further session, more than this share of the engine's KV cache would
-be in use."""
+"""An engine gets no further session if more than this share of its KV cache would then be in use."""
 _DISTRUST_S = 600.0
 """For this many seconds after an engine has preempted a request, each of its sessions is assumed to reach its maximum
 length."""
@@ -30,8 +29,8 @@ class Session:
     name: str
     group: str
     order: tuple[int, int]
-    """The key by which waiting sessions are sorted: the numbers of the first request of the session's group, and of the
-    session's own first request."""
+    """The sort key of a waiting session: the number of its group's first request, then the number of its own first
+    request."""
     prompt: int
     """Number of tokens in the prompt of the session's first turn."""
     longest: int

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW = 16384
-"""Lengths are predicted from this many rollouts, the last ones that started. A step of the paper has this many
+"""Number of most recently started rollouts from which lengths are predicted. A step of the paper has this many
 rollouts. Older rollouts come from an older policy."""
 BINS = 128
 """Number of bins in the histogram of lengths."""
@@ -16,7 +16,7 @@ HORIZONS = 17
 """Number of horizons, which are the points in the future for which a prediction is made. The horizons are evenly spaced
 from now until the rollout has grown by its maximum length."""
 _EVERY = 32
-"""The prediction is calculated again whenever this many more rollouts have ended."""
+"""The prediction is recalculated each time this many rollouts have ended."""
 _FEWEST = 256
 """No prediction is made while the sample has fewer rollouts than this."""
 _UNENDED = 0.02
@@ -28,12 +28,12 @@ Floats = NDArray[np.float64]
 class LengthModel:
     """Predicts lengths from a sample of the last rollouts. A length is a share of the rollout's maximum length.
 
-    The rollouts that end first are short, so they are not a fair sample. Rollouts are therefore added to the sample in
-    the order in which they started. No rollout is added that would raise the share of running rollouts in the sample
-    above `_UNENDED`. A rollout in the sample that is still running is assumed to reach its maximum length.
+    The rollouts that end first are short, so they would be a biased sample. Rollouts are therefore added to the sample
+    in the order in which they started. A rollout is not added if it would raise the share of running rollouts in the
+    sample above `_UNENDED`. A rollout in the sample that is still running is assumed to reach its maximum length.
 
     Args:
-        window: the sample is taken from this many rollouts, the last ones that started.
+        window: number of most recently started rollouts from which the sample is taken.
     """
 
     def __init__(self, window: int = WINDOW) -> None:

@@ -14,8 +14,7 @@ from rstar2.train.scheduler.metrics import Reading
 
 MIN_RATIO, MIN_EXTRA = 2, 4
 """A session moves if its engine has at least `MIN_RATIO` times as many sessions as the emptiest engine, plus
-`MIN_EXTRA`. On the emptiest engine, decoding is so much faster than on an engine with that many sessions that it pays
-to prefill the session's tokens again."""
+`MIN_EXTRA`. Decoding on the emptiest engine is then enough faster to pay for prefilling the session's tokens again."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,8 @@ class SchedulerSettings:
 
 
 class Listener(Protocol):
-    """The receiver of the scheduler's decisions. The scheduler calls the receiver at once, within the method in which
-    the scheduler makes a decision."""
+    """The receiver of the scheduler's decisions. The scheduler calls the receiver synchronously, before the method that
+    made the decision returns."""
 
     def placed(self, session: str, engine: str) -> None:
         """Reports that the session's next turn can start on the engine."""
@@ -52,8 +51,8 @@ class Scheduler:
 
     Waiting sessions are placed strictly in order: by the first request of their group, then by their own first request.
     While the first waiting session does not fit on any engine, no other session is placed. Large sessions therefore
-    wait no longer than small sessions, and groups are complete early. The first waiting session is placed at the latest
-    when all sessions of one engine have ended.
+    wait no longer than small sessions, and groups are complete early. When all sessions of one engine have ended, the
+    first waiting session is placed, if it was not placed earlier.
 
     Args:
         listener: the receiver of the decisions.
@@ -62,7 +61,7 @@ class Scheduler:
 
     def __init__(self, listener: Listener, settings: SchedulerSettings | None = None) -> None:
         self.sessions: dict[str, Session] = {}
-        """All sessions by name, from their first request to their end."""
+        """All sessions from their first request to their end, keyed by name."""
         self.engines: dict[str, EngineState] = {}
         self._settings = settings or SchedulerSettings()
         self._listener = listener
@@ -70,8 +69,8 @@ class Scheduler:
         self._queue: list[tuple[tuple[int, int], str]] = []
         """A heap of waiting sessions. The heap may also contain sessions that no longer wait, which are skipped."""
         self._groups: dict[str, list[int]] = {}
-        """For each group that has a session: the number of the group's first request, and the group's number of
-        sessions."""
+        """Dict from each group that has a session to two numbers: the number of the group's first request, and how many
+        sessions the group has."""
         self._arrivals = 0
         """Number of sessions that have arrived so far."""
         self._progress_at = -math.inf
@@ -163,8 +162,8 @@ class Scheduler:
         self._admit(now)
 
     def forget_places(self, now: float) -> int:
-        """Separates every session that is between two turns from its engine, so that any engine may run the session's
-        next turn. Returns the number of separated sessions.
+        """Detaches every session that has no running turn from its engine, so that any engine may run the session's
+        next turn. Returns the number of detached sessions.
 
         The method is used when the engines' KV caches were emptied, or when engines were added.
         """

@@ -65,7 +65,7 @@ class Selection:
         self._excludes: Callable[[Rollout], bool] | None = getattr(module, "excludes", None)
 
     def excludes(self, rollout: Rollout) -> bool:
-        """Whether the selection always excludes a rollout, whatever other rollouts are in the rollout's group."""
+        """Whether the selection always excludes a rollout, regardless of the other rollouts in its group."""
         return self._excludes is not None and self._excludes(rollout)
 
     def choose(self, rollouts: Sequence[Rollout], keep: int, rng: np.random.Generator) -> list[int]:

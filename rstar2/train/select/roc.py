@@ -28,9 +28,9 @@ def select(
     """Draws half of the wrong rollouts, and then correct rollouts until G rollouts are drawn. The weight of a correct
     rollout in the draw is 1 / p_total.
 
-    Wrong rollouts are drawn uniformly, so that every way of failing remains in the batch. If N is not 2 G, there may be
-    too few correct rollouts to reach G. If there are too few correct rollouts, more wrong rollouts are drawn. If there
-    are too few wrong rollouts, more correct rollouts are drawn.
+    Wrong rollouts are drawn uniformly, so that every kind of failure remains in the batch. If N is not 2 G, there may
+    be too few correct rollouts to reach G. If there are too few correct rollouts, more wrong rollouts are drawn. If
+    there are too few wrong rollouts, more correct rollouts are drawn.
 
     Args:
         group: the N rollouts of a problem; G is `group.keep`.

@@ -221,7 +221,7 @@ def test_groups_that_are_replaced_are_rolled_out_too_and_told() -> None:
     (replacement_warning,) = [
         warning for warning in warnings_of("Qwen3-14B", "64xh100", *refill) if "replaced" in warning
     ]
-    assert "up to 4 times its problems, 65,536 rollouts" in replacement_warning
+    assert "up to 4 times rollout.prompts problems, 65,536 rollouts" in replacement_warning
     assert not any("replaced" in warning for warning in plain.warnings)
 
 
