@@ -183,8 +183,9 @@ class Watch:
     """The sign of rstar2's own alarm; None if rstar2 has no such alarm."""
 
     def chosen_on(self, runs: Sequence[FinishedRun], window: int) -> float:
-        """Return the threshold with the fewest false alarms. Ties are decided by the best recall, then by the longest
-        lead, and then by the lowest sensitivity.
+        """Return the threshold with the fewest false alarms.
+
+        Ties are decided by the best recall, then by the longest lead, and then by the lowest sensitivity.
         """
 
         def worth(value: float) -> tuple[float, ...]:
@@ -260,9 +261,10 @@ def table_of_runs(runs: Sequence[FinishedRun], window: int) -> str:
 
 
 def table_of_alarms(runs: Sequence[FinishedRun], window: int) -> str:
-    """Return a table of the score of each alarm, and of several alarms together. It has scores with chosen thresholds
-    and with rstar2's defaults. Thresholds chosen on the runs of odd seeds are scored on the runs of even seeds, and
-    vice versa.
+    """Return a table of the score of each alarm, and of several alarms together.
+
+    It has scores with chosen thresholds and with rstar2's defaults. Thresholds chosen on the runs of odd seeds are
+    scored on the runs of even seeds, and vice versa.
     """
     halves = [[run for run in runs if run.seed % 2 == odd] for odd in (1, 0)]
     chosen = [{watch.key: watch.chosen_on(half, window) for watch in WATCHED} for half in halves]

@@ -1,12 +1,11 @@
-"""Trains and measures arms, which are variants of the demo's RL training, for the same seeds. Several benchmarks use
-it.
+"""Trains and measures arms, which are variants of the demo's RL training. Several benchmarks import this module.
 
 ```
 RUNS/
   seed1/
-    sft-model/      the run that trained this seed's SFT model, from which every arm starts ARM/            the run of
-    an arm, with training/stage1 and training/eval ARM.json        the arm's results; an arm with this file is not
-    trained again
+    sft-model/      the run that trained this seed's SFT model, from which every arm starts
+    ARM/            the run of an arm, with training/stage1 and training/eval
+    ARM.json        the arm's results; an arm with this file is not trained again
 ```
 
 A run that was killed is resumed. Arms and seeds can be added later. Processes that run at the same time need different
@@ -155,8 +154,9 @@ def evaluated(pipeline: Pipeline, plan: DemoPlan, name: str, model: Path, root: 
 
 
 def rollout_tokens(step: Metrics) -> float:
-    """Return the number of tokens of a step's rollouts, tool output included. It includes rollouts that were not
-    trained on, and extra rollouts that began after failed calls (`recover`).
+    """Return the number of tokens of a step's rollouts, tool output included.
+
+    It includes rollouts that were not trained on, and extra rollouts that began after failed calls (`recover`).
     """
     return float(step["rstar2/tokens"] * step["rstar2/rollouts"] + step.get("rstar2/recover/tokens", 0.0))
 

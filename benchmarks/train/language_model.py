@@ -1,8 +1,8 @@
 """A real language model on a laptop: SmolLM2-135M taught to use Python by a short SFT, then trained by RL in two ways.
 
-    python benchmarks/train/language_model.py models/smollm2 --gsm8k gsm8k_test.jsonl python
-    benchmarks/train/language_model.py models/smollm2 --arm grpo-roc     train only this arm python
-    benchmarks/train/language_model.py models/smollm2 --show             print finished results, without training
+    python benchmarks/train/language_model.py models/smollm2 --gsm8k gsm8k_test.jsonl
+    python benchmarks/train/language_model.py models/smollm2 --arm grpo-roc     train only this arm
+    python benchmarks/train/language_model.py models/smollm2 --show             print finished results, without training
 
 It runs the same commands as a user: `rstar2 data prepare`, `sft`, `train` and `eval`. This script generates word
 problems of a few families, with random names and numbers. Held-out problems never appear in training, but other

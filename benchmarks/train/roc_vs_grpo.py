@@ -1,8 +1,8 @@
 """Compares GRPO-RoC (Resampling on Correct) with plain GRPO, other selections, and ways to save rollouts, on the demo.
 
-    python benchmarks/train/roc_vs_grpo.py --seeds 5 --runs runs/roc-vs-grpo --plot docs/pictures/roc-vs-grpo.svg python
-    benchmarks/train/roc_vs_grpo.py --seeds 2 --first-seed 11 --arm rounds --arm roc-m8    only these two python
-    benchmarks/train/roc_vs_grpo.py --runs runs/roc-vs-grpo --show          print finished results, without training
+    python benchmarks/train/roc_vs_grpo.py --seeds 5 --runs runs/roc-vs-grpo --plot docs/pictures/roc-vs-grpo.svg
+    python benchmarks/train/roc_vs_grpo.py --seeds 2 --first-seed 11 --arm rounds --arm roc-m8    only these two
+    python benchmarks/train/roc_vs_grpo.py --runs runs/roc-vs-grpo --show      print finished results, without training
 
 For each seed, one SFT model is trained. Every arm then trains a copy of it in the demo's first stage. Unlike in the
 demo, all rollouts of a group start at once, and each step makes one pass over its rollouts, unless the arm changes
@@ -137,8 +137,9 @@ def finished_points(runs: Path, arms: Mapping[str, Arm]) -> Seeds:
 
 
 def between(points: Sequence[Point], axis: str, value: float) -> dict[str, float]:
-    """Return all figures at this value of `axis`, by linear interpolation between points. Beyond the last point, they
-    are the figures of the last point.
+    """Return all figures at this value of `axis`, by linear interpolation between points.
+
+    Beyond the last point, they are the figures of the last point.
     """
     rows = [asdict(point) for point in points]
     along = [row[axis] for row in rows]
@@ -161,8 +162,9 @@ def compared(seeds: Seeds, axis: str) -> str:
 
 
 def at_half(seeds: Seeds) -> str:
-    """Return a table with a row for each arm, at half of the rollout tokens that GRPO-RoC wrote with the same seed. The
-    first two rows are the baselines at all of GRPO-RoC's tokens. Each figure is compared with the better baseline:
+    """Return a table with a row for each arm, at half of the rollout tokens that GRPO-RoC wrote with the same seed.
+
+    The first two rows are the baselines at all of GRPO-RoC's tokens. Each figure is compared with the better baseline:
     accuracy with plain GRPO, failed calls and length with GRPO-RoC.
     """
     figures = PROGRESS | MEASURES
