@@ -301,7 +301,7 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
 
 
 FUTURE_BEAT = {"at": time.time() + 3600}
-"""Time of a heartbeat in the future, so that its worker never counts as silent."""
+"""A heartbeat with a time in the future, so that its worker never counts as silent."""
 
 
 def heartbeat(isolation: str) -> dict[str, Any]:
@@ -374,13 +374,13 @@ end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 return ''
 """
-"""How workers of version 0.1.0 register."""
+"""The script with which workers of version 0.1.0 register."""
 REQUIRE_0_1 = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('HSET', KEYS[1], ARGV[2], cjson.encode({tier = ARGV[3], till = now + tonumber(ARGV[4])}))
 return ''
 """
-"""How judges of version 0.1.0 require a tier if no worker is weaker."""
+"""What the script of version 0.1.0 writes when a judge requires a tier and no worker is weaker."""
 
 
 @pytest.mark.parametrize("isolation", ["strict", "landlock", "none"])
