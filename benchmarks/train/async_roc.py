@@ -59,7 +59,7 @@ SPREAD = 1.2
 LONGEST_S = 60.0
 """Upper limit of a wait in seconds."""
 LAST = 5
-"""Number of final steps over which the pass rate is averaged."""
+"""Number of steps, at the end of training, over which the pass rate is averaged."""
 _DICE: ContextVar[Random] = ContextVar("dice")
 """The random generator from which the current rollout draws its waits."""
 

@@ -69,7 +69,7 @@ class Simulated:
     distinct: int
     """Number of different problems that were chosen."""
     most: int
-    """How often the most frequent problem was chosen."""
+    """The largest number of times that a problem was chosen."""
 
 
 def simulate(settings: Mapping[str, Any], size: Size, seed: int) -> Simulated:

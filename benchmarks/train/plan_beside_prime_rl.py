@@ -1,4 +1,4 @@
-"""Compares what `rstar2 plan` calculates with what another trainer measured on GPUs: PrimeIntellect's prime-rl.
+"""Compares estimates of `rstar2 plan` with measurements of another trainer on GPUs: PrimeIntellect's prime-rl.
 
     python benchmarks/train/plan_beside_prime_rl.py
 

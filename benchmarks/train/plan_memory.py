@@ -1,4 +1,4 @@
-"""Compares the memory that `rstar2 plan` calculates for a trainer with the memory that the trainer used, on a CPU.
+"""Compares the memory that `rstar2 plan` estimates for a trainer with the memory that the trainer uses on a CPU.
 
     python benchmarks/train/plan_memory.py                      trains four random models for two steps each
     python benchmarks/train/plan_memory.py runs/demo runs/rl    compares existing runs of demo, sft or train

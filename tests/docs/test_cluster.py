@@ -19,7 +19,7 @@ from support.waiting import wait_until
 from rstar2.processes import free_port
 
 SCRIPTS = ("keep_going.sh", "slurm.sh")
-"""The scripts that start a command again."""
+"""The scripts that restart a failed command."""
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ MAKERS = {
 
 
 def _is_only_parsed(line: str) -> bool:
-    """Returns True if a line needs a service in the background or a harness's environment, or trains for minutes.
+    """Returns True if a line trains for minutes, or needs a background service or a harness's environment.
 
     Services are a judge, a server or an evaluation. tests/doctor runs the checks of a GPU machine.
     """

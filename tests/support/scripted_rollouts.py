@@ -83,7 +83,7 @@ class FailedStep:
     failure: str
     updates: int
     attempts: int
-    """The number of times that the step was rolled out."""
+    """The number of attempts to generate the rollouts of the step."""
     faults: list[str]
     """The lines that the user's terminal showed before the failure."""
 

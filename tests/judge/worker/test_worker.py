@@ -1,4 +1,4 @@
-"""A worker: the tasks that it fetches, its work between programs, and a sandbox that hangs."""
+"""Tests of a worker: the tasks that it fetches, its work between programs, and a sandbox that hangs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ FAULT = sys.argv[1]
 worker.Sandbox = Sandbox
 worker.main()
 """
-"""A worker with a sandbox that hangs or raises."""
+"""A worker whose sandbox hangs or raises an exception."""
 
 
 @contextmanager

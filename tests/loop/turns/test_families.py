@@ -287,7 +287,7 @@ def _harmony(*blocks: tuple[str, str]) -> str:
     ids=["joined as it is", "joined by white space"],
 )
 def test_what_a_turn_says_in_two_places_is_read_from_both(content: str, thought: str) -> None:
-    """The library reads two channels of gpt-oss like this."""
+    """The library returns two channels of gpt-oss in this form."""
     codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
     text = _harmony(
         ("analysis", "I see."),

@@ -93,7 +93,7 @@ def done_by(status_now: dict[str, Any]) -> list[int]:
 
 
 def unfinished(status_now: dict[str, Any]) -> int:
-    """Return how many programs in a status wait or run."""
+    """Return the number of waiting and running programs, from a status."""
     return int(status_now["queue"] + status_now["running"])
 
 

@@ -1,4 +1,4 @@
-"""Sandboxes whose worker is this process, or a process of an ordinary user of the machine."""
+"""Runs sandboxes in this process, or in a process of an ordinary user of the machine."""
 
 from __future__ import annotations
 
