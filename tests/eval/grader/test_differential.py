@@ -20,8 +20,7 @@ from rstar2.eval.grader import Verdict, grade
 SEED = int(os.environ.get("RSTAR2_FORMULA_SEED") or SystemRandom().randrange(10**9))
 PAIRS = 2 * len(KINDS) * 40
 MOST_MISSED = 0.03
-"""The largest share of equal rewritings that the grader may reject. The benchmark, which grades far more, allows 1
-%."""
+"""The largest share of equal rewritings that the grader may reject. The benchmark grades more and allows 1 %."""
 
 
 @pytest.fixture(scope="module")
