@@ -1,17 +1,17 @@
-"""Measures `rstar2 data prepare` on mixtures with planted faults: speed, memory, the faults that it finds, and a kill.
+"""Measures `rstar2 data prepare` on mixtures with planted faults: speed, memory, recall, and resumption after a kill.
 
     python benchmarks/data.py --problems 500000 --conversations 300000 --folder /tmp/data-benchmark
     python benchmarks/data.py --copies math500.jsonl --clean aime.jsonl --leaked 1983-1-2 --folder /tmp/copies
 
 The first form generates sources for the mixtures `paper-rl` and `paper-sft`. It prepares each mixture three times: once
-in full; once in full, with a kill -9 while it reads; and once without `near-duplicates`, whose MinHash takes as long as
-everything else. It prints the rates, the peak of the memory of all processes together, the share of planted faults that
-were found, the clean rows that were dropped, and whether the killed preparation continued to the same bytes. Rates are
-rows per wall-clock second from start to end; on a busy machine, rows per CPU second are more reliable. At the rates in
-docs/results/data.md, all preparations together take about two minutes. A few thousand rows are read too fast for the
-kill, and the benchmark then stops with an error.
+in full, once with a kill -9 and a resumption, and once without `near-duplicates`, whose MinHash takes as long as
+everything else. It prints the rates, the peak memory of all processes together, the share of planted faults that were
+found, the clean rows that were dropped, and whether the resumed preparation wrote the same bytes. Rates are rows per
+wall-clock second from start to end; on a busy machine, rows per CPU second are more reliable. At the rates in
+docs/results/data.md, all preparations together take about two minutes. With only a few thousand rows, the command ends
+before the kill, and the benchmark stops with an error.
 
-With `--copies`, it makes copies of the problems in these files instead, with other spellings and other words. It prints
+With `--copies`, it instead copies the problems of these files, and changes spellings or words in the copies. It prints
 which filters find the copies, and how many problems of the `--clean` files the filters drop. `--leaked` lists the ids
 of clean problems that are known to be copies.
 """
@@ -39,9 +39,9 @@ _BENCHMARKS = ("math500", "aime24", "aime25", "hmmt25")
 _SFT_FILTERS = "length,duplicates,near-duplicates,grams"
 _RL_FILTERS = f"unverifiable,compound,contradicted,huge,integer,agreement,language,{_SFT_FILTERS}"
 _DRAWN = {"glaive-v2": 101_000, "magicoder": 48_000, "llama-nemotron": 27_000}
-"""Rows that `paper-sft` draws from 300,000 conversations, by source. If there are fewer, it draws in proportion."""
+"""Rows that `paper-sft` draws per source from 300,000 conversations. From fewer, it draws proportionally fewer."""
 Expected = dict[tuple[str, int], str]
-"""By source and row number: the reason for which the row must be dropped, or '' if it must not."""
+"""The reason to drop a row, or '' if the row must be kept, keyed by source and row number."""
 
 
 def write(rows: Rows, folder: Path) -> Expected:
@@ -101,7 +101,7 @@ def command(mixture: str, rows: int, folder: Path, output: Path, filters: str) -
 
 
 def prepare(words: list[str]) -> dict[str, float]:
-    """Run the command. Returns its wall-clock and CPU seconds, and the peak of its memory in bytes."""
+    """Run the command. Returns its wall-clock and CPU seconds, and its peak memory in bytes."""
     started = time.monotonic()
     run = subprocess.Popen(words)
     before, peak, others_cpu = _cpu_of_ended(), 0, 0.0
@@ -124,7 +124,7 @@ def _cpu_of_ended() -> float:
 
 
 def dropped_in(output: Path) -> Expected:
-    """Return the reason for which each row was dropped."""
+    """Return the reason why each row was dropped."""
     reasons = {}
     with (output / "dropped.jsonl").open(encoding="utf-8") as lines:
         for line in lines:
@@ -155,7 +155,7 @@ def report_faults(expected: Expected, dropped: Expected) -> None:
 
 
 def killed(words: list[str], output: Path, sources: int) -> None:
-    """Start the command, kill it while it reads the source after the first `sources`, and run it again to its end."""
+    """Start the command, kill it while it reads source number `sources` + 1, and run it again to its end."""
     run = subprocess.Popen(words, start_new_session=True)
     work = output / ".work"
     while len(list(work.glob("read-*.json"))) < sources or not any(

@@ -1,6 +1,6 @@
 """Measures whether the evaluation keeps an engine busy: its tokens per second, compared with a bare load generator.
 
-    python benchmarks/eval_driver.py                                 two rounds of both, 256 requests in flight
+    python benchmarks/eval_driver.py                                 two rounds of each, 256 requests in flight
     python benchmarks/eval_driver.py --samples 20000 --rounds 1      one long run, to see whether memory stays flat
 
 Both send the same requests to `support/token_server.py`, a stand-in for vLLM. The load generator speaks HTTP over plain

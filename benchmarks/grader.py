@@ -98,7 +98,7 @@ class MathVerify:
 
 
 def answer_lines() -> None:
-    """Answer (gold, pred) lines from standard input with math-verify's verdict.
+    """Read (gold, pred) lines from standard input, and print math-verify's verdict on each.
 
     Gold answer and prediction are extracted as its documentation recommends.
     """

@@ -4,15 +4,15 @@
     python benchmarks/judge.py --codejudge http://host:8000  # the same, and a server with code-judge's protocol
     python benchmarks/judge.py --against ../other      # this judge and that of another checkout, with ratios
 
-First come rates: each round runs every contestant on each program, one after another, with `--workers` workers. Prints
-the median rate over the rounds in programs per second. Since the contestants alternate, a machine whose speed changes
-treats them alike.
+First it measures rates: each round runs every contestant on each program, one after another, with `--workers` workers.
+It prints the median rate over the rounds in programs per second. The contestants alternate, so that changes in the
+speed of the machine affect all of them equally.
 
-Then the judge alone is measured:
+Then it measures the judge alone:
 
 - Latencies of single requests at half, a quarter and a tenth of the batched rate, which is measured anew in each
   round. Requests arrive at random times.
-- How long after its time limit an endless loop is answered.
+- The delay between the time limit of an endless loop and the answer.
 - How often and how long the machine itself pauses programs, as a shared machine does. Latencies include such pauses.
 
 The default of five rounds takes about four minutes.
@@ -55,7 +55,7 @@ EXPECTED = {"trivial": "42\n", "numpy": "495\n", "sympy": "[1, 2, 3]\n"}
 BATCH = 64
 IN_FLIGHT = 4
 HEAVIEST = "import time, pandas\ntime.sleep(0.5)"
-"""A program that waits for the zygote with the longest start. It sleeps so that each worker gets one of them."""
+"""A program that waits for the slowest zygote to start. It sleeps so that each worker gets one of these programs."""
 PROFILING_S = 4.0
 
 
@@ -189,7 +189,7 @@ def codejudge(url: str) -> Run:
 
 
 def program_count(run: Run, kind: str, seconds: float, workers: int) -> int:
-    """Return the number of programs that take about `seconds`, as a multiple of the workers."""
+    """Return the number of programs that take about `seconds`, rounded to a multiple of the number of workers."""
     rate = run(kind, 8 * workers)
     rate = run(kind, max(workers, int(rate * seconds / 4) // workers * workers))
     return max(workers, int(rate * seconds) // workers * workers)
@@ -198,7 +198,7 @@ def program_count(run: Run, kind: str, seconds: float, workers: int) -> int:
 def rounds(
     contestants: dict[str, Run], count: int, seconds: float, workers: int
 ) -> dict[str, dict[str, float]]:
-    """Return the median rates in programs per second, by contestant and program."""
+    """Return the median rates in programs per second, keyed by contestant and program."""
     sizes = {
         (n, k): program_count(run, k, seconds, workers) for n, run in contestants.items() for k in PROGRAMS
     }
@@ -218,7 +218,7 @@ def warm_judge(url: str) -> Run:
 
 
 CpuTimes = dict[int, tuple[int, int]]
-"""By CPU: (idle time, total time), in ticks since the machine started."""
+"""Dict from CPU to (idle time, total time), in clock ticks since the machine started."""
 
 
 def cpu_times() -> CpuTimes:
@@ -288,9 +288,10 @@ def latency_rounds(url: str, batched: Callable[[], float], count: int) -> dict[s
     """Measure latencies at each load, in `count` rounds.
 
     Returns:
-        By load and name, a value per round: requests per second (`rate`), latencies in milliseconds (`p50`, `p99`),
-        and the percentage of the time in which the CPUs were busy (`busy`). Under `machine`: the percentage of the
-        time in which the idle machine pauses programs (`stopped`), and its longest pause in milliseconds (`longest`).
+        Lists with a value per round, keyed by load and name: requests per second (`rate`), latencies in milliseconds
+        (`p50`, `p99`), and the percentage of the time in which the CPUs were busy (`busy`). The key `machine` has the
+        percentage of the time in which the idle machine pauses programs (`stopped`), and its longest pause in
+        milliseconds (`longest`).
     """
     readings: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number in range(count):

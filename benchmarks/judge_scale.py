@@ -108,7 +108,7 @@ async def load(url: str, programs: int, connections: int) -> Outcome:
 
 
 def processes_of(judge: JudgeHandle) -> dict[str, int]:
-    """Return the process ids of a judge by a short name."""
+    """Return a dict from short names to the process ids of a judge."""
     processes = {"supervisor": judge.pid}
     for pid in Path(f"/proc/{judge.pid}/task/{judge.pid}/children").read_text().split():
         command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")

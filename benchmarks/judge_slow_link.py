@@ -89,7 +89,7 @@ def slow_link(port: int, delay_s: float) -> Iterator[int]:
 
 
 def rates(delay_s: float, count: int) -> dict[str, list[float]]:
-    """Return the programs per second of each round, by kind of program."""
+    """Return a dict from the kind of program to the programs per second of each round."""
     rates_of: dict[str, list[float]] = {name: [] for name in PROGRAMS}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

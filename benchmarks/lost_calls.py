@@ -1,4 +1,4 @@
-"""Measures whether training learns the same if the judge loses tool calls: the demo, with and without losses.
+"""Measures how lost tool calls change what training learns: runs the demo with and without losses.
 
     python benchmarks/lost_calls.py                          seed 1: once without losses, once with 5 % of calls lost
     python benchmarks/lost_calls.py --seeds 1 2 3 --share 0.1

@@ -1,4 +1,4 @@
-"""Measures the report page of a large evaluation: how long it takes to write, its size, and its speed in a browser.
+"""Measures the report page of a large evaluation: the time to write it, its size, and its speed in a browser.
 
     python benchmarks/report_page.py                        500 problems × 16 samples, 6 KB of text each
     python benchmarks/report_page.py --problems 30 --samples 64

@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the modules and tests from garbage collection. This is only for speed."""
+    """Exclude loaded modules and collected tests from garbage collection. This is only for speed."""
     gc.collect()
     gc.freeze()
 
@@ -147,7 +147,8 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 @pytest.fixture(scope="session")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A real judge: Valkey, HTTP process and two workers. It preloads no libraries, because few tests need them."""
+    """A real judge: Valkey, an HTTP process and two workers. It does not preload libraries, because few tests need
+    them."""
     with running_judge(tmp_path_factory.mktemp("judge"), preload=False) as handle:
         yield handle
 

@@ -1,4 +1,4 @@
-"""Recipes refuse what they do not know and say where; those that come along say what the paper says."""
+"""Recipes reject unknown keys and wrong values, and name the place. The shipped recipes have the paper's values."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_table_of_one_stage_is_not_read_from_a_recipe(tmp_path: Path) -> None:
     [(1, 300, 8 * 1024, 10, 0), (2, 85, 12 * 1024, 10, 0), (3, 125, 12 * 1024, 15, 8)],
 )
 def test_the_stages_are_the_papers(stage: int, steps: int, tokens: int, turns: int, drop_solved: int) -> None:
-    """arXiv 2508.20722: the table of stages, and the optimizer's settings."""
+    """The values are in arXiv 2508.20722: in its table of stages, and in its text on the optimizer."""
     recipe = stage_recipe(stage, None, [])
     assert (recipe.steps, recipe.drop_solved) == (steps, drop_solved)
     rollout = recipe.rollout
@@ -231,7 +231,7 @@ def test_the_stages_are_the_papers(stage: int, steps: int, tokens: int, turns: i
     ],
 )
 def test_a_number_that_no_training_could_use_is_refused(change: str) -> None:
-    """Each would be a wait without an end, or an error hours later."""
+    """Each of these numbers would cause an endless wait, or an error after hours."""
     with pytest.raises(UserError, match=rf"--set {change}: {change.split('=')[0]} must be a (whole )?number"):
         stage_recipe(1, None, [change])
 

@@ -36,7 +36,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 
 
 def instructions(dockerfile: Path) -> list[tuple[str, str]]:
-    """Each with its arguments; comments are left out and continued lines joined."""
+    """Return (instruction, arguments) pairs. Comments are removed, and continued lines are joined."""
     lines = [line for line in dockerfile.read_text().splitlines() if not line.startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     return [(name, rest) for name, _, rest in (line.partition(" ") for line in joined.splitlines() if line)]
@@ -47,20 +47,20 @@ def arguments(dockerfile: Path, instruction: str) -> list[str]:
 
 
 def words_of(dockerfile: Path, instruction: str) -> list[str]:
-    """The words of the one instruction of this name, which is written as a JSON list."""
+    """Return the words of the only instruction with this name. Its arguments must be a JSON list."""
     (written,) = arguments(dockerfile, instruction)
     return list(json.loads(written))
 
 
 def accepts(words: list[str]) -> bool:
-    """Whether `rstar2 WORDS` is a command with these options; nothing is started."""
+    """Return whether `rstar2 WORDS` is a command with these options. The command is not run."""
     shown = CliRunner().invoke(app, [*words, "--help"])
     options = [word for word in words if word.startswith("--") and word != "--help"]
     return shown.exit_code == 0 and all(option in shown.output for option in options)
 
 
 def source_names(name: str) -> bool:
-    """Whether the package reads an environment variable."""
+    """Return whether the source of the package contains the name of an environment variable."""
     return any(f'"{name}"' in file.read_text() for file in (ROOT / "rstar2").rglob("*.py"))
 
 

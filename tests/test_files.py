@@ -1,4 +1,4 @@
-"""Files, folders and lines are whole or absent."""
+"""Files, folders and lines are written completely or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many requests a service is sent at once after it refused some for their rate; on a clock of its own."""
+"""Tests of flow control: the number of concurrent requests after a service has rejected some. Time is simulated."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ async def test_an_outage_beside_a_rate_limit_is_told_apart() -> None:
 
 
 class _Timeline:
-    """A clock for many at once: time goes to the next moment that somebody sleeps until, once all others wait too."""
+    """A simulated clock for concurrent tasks: when all tasks wait, it advances to the earliest wake-up time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -232,7 +232,7 @@ class _Limit(Protocol):
     def takes_one(self, now: float) -> bool: ...
 
     def left(self, now: float) -> Allowance:
-        """What its answers say, after it took a request."""
+        """Return the allowance that the service announces in a response."""
 
 
 class _Windows:
@@ -253,7 +253,7 @@ class _Windows:
 
 
 class _Bucket:
-    """A request each second, and 60 at once after a rest of a minute."""
+    """A token bucket: one request per second, and up to 60 at once after a minute without requests."""
 
     def __init__(self) -> None:
         self._left, self._at = 60.0, 0.0
@@ -274,7 +274,7 @@ class _Bucket:
 async def test_a_service_that_says_how_many_requests_it_takes_refuses_none_and_is_used_as_it_allows(
     limit: Callable[[], _Limit], at_once: int, answer_s: float, late: bool
 ) -> None:
-    """`late` services send the head of an answer at its end, as without a stream."""
+    """If `late`, the service sends its headers only when the answer is complete, as it does without streaming."""
     clock, service, count = _Timeline(), limit(), 300
     flow = FlowControl(clock, clock.sleep)
     refused = 0

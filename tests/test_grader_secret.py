@@ -1,4 +1,5 @@
-"""A run has one secret for the grader: in all its processes, at every start, and out of the reach of a model."""
+"""Each run has one secret for the grader. All processes of the run have it, also after a resumption, and a model's
+programs cannot read it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ CHILD = f"import os; print(os.environ[{GRADER_SECRET!r}])"
 
 @pytest.fixture(autouse=True)
 def no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell without a secret, whatever graded in this process before."""
+    """Removes a secret that an earlier test may have left in the environment."""
     monkeypatch.delenv(GRADER_SECRET, raising=False)
 
 

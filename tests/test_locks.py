@@ -1,4 +1,4 @@
-"""The locks in constraints/ fit the extras that they are for, and plain pip installs the training stack for GPUs."""
+"""The lock files in constraints/ match their extras, and plain pip can resolve the training stack for GPUs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def locked_lines(stack: str) -> list[str]:
 
 
 def locked(stack: str, python: str) -> dict[str, Version]:
-    """The version of each package that a lock allows on Linux; more than one would be refused by pip."""
+    """Return the version of each package in a lock file on Linux. pip would reject two versions of a package."""
     environment = {**default_environment(), "python_version": python, "python_full_version": f"{python}.9"}
     versions: dict[str, Version] = {}
     for requirement in map(Requirement, locked_lines(stack)):
@@ -46,7 +46,7 @@ def locked(stack: str, python: str) -> dict[str, Version]:
 
 
 def named_by(*extras: str) -> Iterator[Requirement]:
-    """What extras and the extras they name ask for, besides this package itself."""
+    """Yield the requirements of the package, of these extras, and of the extras that they include."""
     for requirement in map(Requirement, [*REQUIRED, *(text for extra in extras for text in EXTRAS[extra])]):
         if requirement.name == "rstar2":
             yield from named_by(*requirement.extras)
@@ -56,7 +56,7 @@ def named_by(*extras: str) -> Iterator[Requirement]:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_lock_is_names_and_versions_alone(stack: str) -> None:
-    """What pip reads as constraints; addresses of an index would bind everybody to it."""
+    """pip accepts the file as constraints. The address of a package index in it would force this index on all users."""
     for line in locked_lines(stack):
         assert re.fullmatch(r"[a-z0-9][a-z0-9.-]*==[\w.]+( ; [\w .'<>=!()-]+)?", line), line
 
@@ -97,7 +97,7 @@ def test_the_lock_for_gpus_has_the_versions_that_verl_asks_for_with_vllm() -> No
 def test_plain_pip_finds_a_training_stack_for_gpus_in_a_clean_environment(
     constraints: list[str], tmp_path: Path
 ) -> None:
-    """The recommended command, but that nothing is installed. It needs the network, and a few hundred megabytes."""
+    """Runs the recommended command without installing. It needs the network, and downloads a few hundred megabytes."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "clean"], check=True, timeout=600)
     pip = [str(tmp_path / "clean" / "bin" / "python"), "-m", "pip"]
     asked = subprocess.run([*pip, "download", "--no-deps", "-d", tmp_path, "packaging==25.0"], timeout=600)

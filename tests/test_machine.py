@@ -1,4 +1,4 @@
-"""GPUs are those that this process may use, for everybody who asks for them."""
+"""All functions that detect GPUs return only the GPUs that this process may use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ H100 = "NVIDIA H100 80GB HBM3, 81920 MiB"
 
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program of that name, the first on the path."""
+    """A stand-in for nvidia-smi, which is the first on PATH."""
     program = tmp_path / "nvidia-smi"
     _answer(program, *ROWS)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

@@ -1,4 +1,4 @@
-"""A model's parameters, counted from config.json alone, are those that transformers makes of it."""
+"""The number of parameters, computed from config.json alone, equals that of the model that transformers creates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an editable install and a wheel put into an environment. Both tests build with hatchling, from an index."""
+"""Tests of the files that an editable install and a wheel install. Both tests get hatchling from a package index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHIPPED = {
     for path in (ROOT / folder).rglob("*")
     if path.is_file()
 }
-"""Recipes and locks by their paths in a wheel."""
+"""The paths of recipes and lock files in a wheel."""
 LOOK = """
 import importlib.metadata, pathlib, rstar2
 from rstar2.config import recipes_folder

@@ -1,4 +1,4 @@
-"""Objects of a user's own module, named `module:object`."""
+"""Tests of objects in a user's own module, which are named `module:object`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def broken(group, rng):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, users_modules: None) -> Path:
-    """A folder with a user's module; the current folder is another one."""
+    """A folder with a user's module. It is not the current folder."""
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()

@@ -1,4 +1,4 @@
-"""Ports that are chosen for what is started a moment later, and signals that children have to survive."""
+"""Tests of free ports for servers that start later, and of signals that child processes must survive."""
 
 from __future__ import annotations
 

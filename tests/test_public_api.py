@@ -1,4 +1,4 @@
-"""What `import rstar2` offers: light, complete, and typed for users of the installed package."""
+"""Tests of the public API: `import rstar2` is fast, has all public names, and has types for users of the package."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ WRONG = {
     "from rstar2 import absent\n": 'has no attribute "absent"',
     "from rstar2 import tool\n@tool\ndef f(x: int) -> int: ...\nf('1')\n": "incompatible type",
 }
-"""Programs with an error each, and what mypy says of it."""
+"""Dict from a program with one error to a part of mypy's message."""
 
 
 @pytest.mark.slow
 def test_the_wheel_gives_its_users_types(tmp_path: Path) -> None:
-    """A type checker that uses the installed package alone sees its types."""
+    """A type checker finds the types when it has only the installed package, not its source."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     build = [*pip, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(tmp_path)]
     subprocess.run([*build, str(ROOT)], check=True, timeout=600)

@@ -1,4 +1,4 @@
-"""The retry policy, on a clock of its own, and against real sockets; the pauses between attempts."""
+"""Tests of the retry policy, with a simulated clock and with real sockets, and of the pauses between attempts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rstar2.retry import ATTEMPTS, FIRST_ANSWER_S, Backoff, RetryPolicy, Service
 
 
 class Server:
-    """Answers or refuses, and counts its requests; each takes `takes_s` of the clock."""
+    """Answers or rejects requests, and counts them. Each request takes `takes_s` simulated seconds."""
 
     def __init__(self, clock: Clock, takes_s: float = 0.0) -> None:
         self.clock = clock
@@ -375,7 +375,8 @@ async def test_a_server_that_takes_connections_has_longer_for_its_first_answer(
     time = loop.time
 
     class Late(StandIn):
-        """On the client's clock, each list of models takes longer than a server that does not listen is given."""
+        """Each list of models takes longer, on the client's clock, than the client waits for a server that does not
+        listen."""
 
         async def _models(self, request: Request) -> Any:
             nonlocal late_s

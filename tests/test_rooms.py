@@ -1,4 +1,4 @@
-"""The rules of the code base: who may import whom."""
+"""Tests of the import rules: which modules may import which."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _lint(root: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def package_copy(tmp_path: Path) -> Path:
-    """A copy of the package, to break rules in."""
+    """A copy of the package, in which tests break rules."""
     shutil.copytree(REPOSITORY / "rstar2", tmp_path / "rstar2", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     return tmp_path
@@ -74,7 +74,7 @@ BROKEN = [
     ("serve/vllm.py", "import vllm", "rstar2 is not allowed to import vllm"),
     ("unplanned.py", "", "rstar2.unplanned"),
 ]
-"""File, the line added to it, and what the check then says."""
+"""(file, line that is added to it, message of the check) triples."""
 
 
 def test_every_broken_rule_is_noticed(package_copy: Path) -> None:
@@ -111,7 +111,8 @@ def test_the_command_line_is_only_what_this_repository_holds() -> None:
 
 
 def _modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name; a folder has that of its `__init__`."""
+    """Return a dict from the dotted name of each module of the package to its file. A folder stands for its
+    `__init__`."""
     files = sorted((REPOSITORY / "rstar2").rglob("*.py"))
     return {_dotted(path): path for path in files}
 
@@ -122,7 +123,7 @@ def _dotted(path: Path) -> str:
 
 
 def _imports(path: Path, modules: dict[str, Path]) -> Iterator[str]:
-    """The modules that a file imports, inside functions too; for type checking alone does not count."""
+    """Yield the modules that a file imports, also inside functions, but not those under TYPE_CHECKING."""
     waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while waiting:
         node = waiting.pop()
@@ -154,9 +155,10 @@ def _cycle(graph: dict[str, set[str]]) -> list[str]:
 
 
 def _inside(folder: str, graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """The graph between a folder's direct parts: its files, its folders, and its `__init__`.
+    """Return the import graph between the direct parts of a folder: its files, its folders, and its `__init__`.
 
-    The grader, which imports neither the rest of `rstar2.eval` nor the data, is a part of the package of its own.
+    In the folder `rstar2`, the grader is a separate part, because it imports neither the rest of `rstar2.eval` nor
+    `rstar2.data`.
     """
 
     def part(name: str) -> str:

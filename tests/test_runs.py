@@ -1,4 +1,4 @@
-"""A run folder belongs to one config and one process at a time, and is resumed, never mixed."""
+"""A run folder belongs to one config, and to one process at a time. A run is resumed only with the same config."""
 
 from __future__ import annotations
 

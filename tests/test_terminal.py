@@ -1,4 +1,5 @@
-"""What reaches a terminal: characters of any encoding, no control sequences of programs, tables with all columns."""
+"""Tests of terminal output: characters in any encoding, no control sequences from programs, and tables with all
+columns."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def _console(width: int, terminal: bool = True) -> tuple[QuietConsole, io.String
 
 
 def _on_terminal(*command: str, env: dict[str, str] | None = None) -> str:
-    """What a command writes to a terminal that is its standard output."""
+    """Return the output of a command whose standard output is a terminal."""
     reader, writer = pty.openpty()
     with subprocess.Popen(
         command, stdout=writer, stderr=writer, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})}

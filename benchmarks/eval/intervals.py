@@ -12,8 +12,9 @@ all methods get the same draws.
 
 The kinds of differences:
 
-- Small shifts: rates from Beta(1/2, 1/2), as on AIME, where most problems are nearly always or nearly never solved.
-  The second model's log-odds are higher by a constant, plus noise across problems of half that size.
+- Small shifts: rates from Beta(1/2, 1/2), as on AIME, where most problems are nearly always or nearly never solved. The
+  second model's log-odds are higher by a constant plus noise. The noise differs between problems, and its standard
+  deviation is half of the constant.
 - Rare flips: every problem is always or never solved, and a few problems change from one to the other. The number of
   samples then makes no difference.
 - Hidden flips: half of the problems have rates from Beta(1/2, 1/2) that do not change. The first model never solves the
@@ -42,7 +43,7 @@ Floats = NDArray[np.float64]
 PROBLEMS = (30, 60, 120, 500)
 SAMPLES = (1, 4, 16, 64)
 SHIFTS = {1: 1.6, 4: 0.8, 16: 0.5, 64: 0.35}
-"""Shift of the log-odds on 30 problems, by the number of samples. On P problems the shift is √(30/P) times as large."""
+"""Shift of the log-odds on 30 problems, keyed by the number of samples. On P problems it is √(30/P) times as large."""
 GRID = np.sin(np.pi / 2 * (np.arange(20_000) + 0.5) / 20_000) ** 2
 """Evenly spaced quantiles of Beta(1/2, 1/2), to average over all problems."""
 Z = float(special.ndtri(0.5 + LEVEL / 2))
@@ -205,7 +206,7 @@ def print_small_shifts(rng: np.random.Generator, repetitions: int) -> None:
 
 
 def print_detectable(rng: np.random.Generator, repetitions: int) -> None:
-    """Print the median detectable difference of `eval compare`, on unchanged rates from Beta(1/2, 1/2)."""
+    """Print the median of the detectable difference that `eval compare` reports, on equal rates from Beta(1/2, 1/2)."""
     print("\nDetectable difference in points\n")
     print(f"| problems | {' | '.join(f'n = {each}' for each in SAMPLES)} |\n|---|{'---|' * len(SAMPLES)}")
     for problems in PROBLEMS:
@@ -260,7 +261,7 @@ def heading(first: str) -> str:
 
 
 def print_hidden_flips(rng: np.random.Generator, repetitions: int) -> None:
-    """Print the cost of covering flips that noise hides: coverage, width and power by the allowed size of changes."""
+    """Print what it costs to cover flips that noise hides: the coverage, width and power of each method."""
     methods: dict[str, Method] = {"none: paired t": paired_t}
     methods |= {
         f"as large as the observed ones, doubt {doubt:g}": with_doubt(doubt)
@@ -321,7 +322,7 @@ def print_single_runs(rng: np.random.Generator, repetitions: int) -> None:
 
 
 def print_worst_single() -> None:
-    """Print the lowest coverage for one run whose problems are always or never solved, over all shares, exactly."""
+    """Print the exact lowest coverage for one run whose problems are always or never solved, over all rates."""
     print("\nOne run of decided problems, exactly: least coverage %\n")
     print("| problems | coverage | solved by expectation |\n|---|---|---|")
     for problems in PROBLEMS:
@@ -353,7 +354,8 @@ def one_standard_error(runs: Runs) -> tuple[Floats, Floats]:
 
 
 def wilson(runs: Runs) -> tuple[Floats, Floats]:
-    """Wilson's interval over problems, as evalstats computes it for one model. The number of right ones is rounded."""
+    """Wilson's interval over problems, as evalstats computes it for one model. The number of solved problems is
+    rounded."""
     problems = runs.a.shape[1]
     mean, spread = np.rint(runs.a.sum(1)) / problems, Z**2 / problems
     half = Z / (1 + spread) * np.sqrt((mean * (1 - mean) + spread / 4) / problems)

@@ -3,8 +3,8 @@
     python benchmarks/grader_checks/constants.py --seed 1
     python benchmarks/grader_checks/constants.py --seed 1 --golds PROBLEMS.jsonl
 
-Generates texts and grades each against 500 integers and some formulas as gold answers. With `--golds`, the different
-`answer`s in a file of JSON lines are gold answers too.
+Generates texts and grades each against 500 integers and some formulas as gold answers. With `--golds`, the distinct
+values of `answer` in a JSON Lines file are gold answers too.
 
 Prints each text that is accepted for two or more gold answers whose exact or numerical values differ. If it cannot be
 decided whether two gold answers are equal, as for words and sets, the texts are printed separately. The exit code is 1

@@ -6,9 +6,9 @@ Generates `count` pairs of a formula and an altered one, and `count` pairs of a 
 evaluator that shares no code with the grader checks which pairs differ and which are equal. A pair that the evaluator
 cannot decide is dropped and counted.
 
-Prints all failures. Then prints a table by kind of letters: the altered formulas that the grader accepted (there must
-be none), the share of equal ones that it accepted (at least 99 %), and the CPU times of grading. The exit code is 1 if
-one of these conditions is not met.
+Prints all failures. Then prints a table with a row per kind of letters: the altered formulas that the grader accepted
+(there must be none), the share of equal ones that it accepted (at least 99 %), and the CPU times of grading. The exit
+code is 1 if one of these conditions is not met.
 """
 
 from __future__ import annotations

@@ -34,12 +34,12 @@ Change = Callable[[str, random.Random], str]
 
 
 def _formulas(change: Callable[[str], str]) -> Change:
-    """Return a change of every formula between dollar signs."""
+    """Return a function that changes every formula between dollar signs."""
     return lambda text, rng: _FORMULA.sub(lambda formula: change(formula.group()), text)
 
 
 def _each_word(change: Callable[[str, random.Random], str], share: float) -> Change:
-    """Return a change of a random share of the words outside formulas."""
+    """Return a function that changes a random share of the words outside formulas."""
 
     def changed(text: str, rng: random.Random) -> str:
         def one(word: re.Match[str]) -> str:
@@ -79,7 +79,7 @@ SPELLINGS: dict[str, Change] = {
         "[0-9]", lambda digit: chr(ord(digit.group()) + 0xFEE0), text
     ),
 }
-"""The spellings that hid the most copies before the filters compared texts in a normal form."""
+"""Changes of spelling. Before the filters compared texts in a normal form, these hid the most copies from them."""
 
 
 def _all_spellings(text: str, rng: random.Random) -> str:
@@ -156,7 +156,7 @@ NOT_ALIKE: dict[str, Change] = {
     "`1 000`": lambda text, rng: re.sub(r"(?<=\d)(?:,|\{,\})(?=\d{3})", " ", text),
     "`ν` for v": _each_word(lambda word, rng: word.replace("v", "ν"), 0.3),
 }
-"""Spellings that stay different in the normal form."""
+"""Changes of spelling that the normal form does not undo."""
 WORDS: dict[str, Change] = {
     "a word in front": lambda text, rng: f"Please {text[0].lower()}{text[1:]}",
     "a sentence in front": lambda text, rng: f"Solve the following task and explain each step. {text}",
@@ -233,7 +233,7 @@ _NEAR = {
     "`near.words=1 near.similarity=0.7`": Near(words=1, similarity=0.7),
 }
 _LENGTHS = ((0, 12), (12, 25), (25, 50), (50, 10_000))
-"""Groups of problem lengths in words. The first number belongs to the group, the second does not."""
+"""Groups of problems by their length in words: from the first number to below the second."""
 
 
 def _measure_near(originals: list[Problem], others: list[Problem], folder: Path, seed: int) -> None:

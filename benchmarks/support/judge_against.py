@@ -23,11 +23,11 @@ from typing import Any
 HERE = Path(__file__).resolve().parents[2]
 START_S = 120.0
 _TURNS = 16
-"""Turns of each judge on each program in a round."""
+"""Number of turns of each judge on each program in a round."""
 _TRIAL_PROGRAMS = 32
-"""Programs of each kind that run before the turns. Their speed decides how many programs a turn has."""
+"""Number of programs of each kind that run before the turns. Their speed decides how many programs a turn has."""
 _LATENCY_TURNS, _LATENCY_S = 6, 4.0
-"""Latency turns of each judge in a round, and the seconds of each. They run at half load."""
+"""Number of latency turns of each judge in a round, and the seconds of each. They run at half load."""
 Run = Callable[[str, int], float]
 """Runs a program a number of times, and returns the programs per second: `run(kind, count)`."""
 
@@ -94,7 +94,7 @@ def compare(
     Args:
         against: The other checkout.
         kinds: Names of the programs. `trivial` must be one of them: latencies are measured with it.
-        rounds: Rounds; each starts both judges anew.
+        rounds: Number of rounds. Each round starts both judges again.
         isolation: The isolation of both judges.
         seconds: Length of a turn.
         warm: Waits until the judge at a URL is warm, and returns a function that runs programs on it.

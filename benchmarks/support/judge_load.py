@@ -2,7 +2,7 @@
 
     python benchmarks/support/judge_load.py --url http://127.0.0.1:8088 --rate 100
 
-It takes `--seconds` (6 by default). The client is that of the checkout that is first on PYTHONPATH.
+It runs for `--seconds` (6 by default). The client is that of the checkout that is first on PYTHONPATH.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ _VOCABULARY = [
     f"{one}{two}{three}" for one in _SYLLABLES for two in _SYLLABLES for three in ("n", "r", "st", "l")
 ]
 _TOOLS = 3000
-"""The number of different tools. A row of a source with calls lists one of them."""
+"""The number of different tools. In sources with calls, each row lists one of them."""
 _SHARED = 2000
 """The maximal number of rows of a source that the next source may repeat."""
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row, str]]
-"""(source, row, reason) triples. The reason is that for which the row must be dropped, or '' if it must not."""
+"""(source, row, reason) triples. The reason says why the row must be dropped; it is '' if the row must be kept."""
 PROBLEM_SHARES = {"dapo": 0.35, "openmathreasoning": 0.64, "project-euler": 0.01}
 CONVERSATION_SHARES = {
     **{"toolace": 0.05, "apigen-mt": 0.02, "glaive-v2": 0.44, "magicoder": 0.25, "tulu3": 0.11},

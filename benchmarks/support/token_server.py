@@ -26,7 +26,7 @@ MAX_LEN = 1 << 17
 def _answers(mean_tokens: int) -> dict[bool, list[tuple[int, bytes]]]:
     """Generate completions of different lengths.
 
-    Returns (tokens, HTTP response) pairs: those of tool calls under True, those of answers under False.
+    Returns lists of (tokens, HTTP response) pairs: the key True has the tool calls, the key False has the answers.
     """
     codec, rng = byte_codec(), random.Random(0)
     call = json.dumps({"name": TOOL_NAME, "arguments": {"code": "print(7)", "input": ""}})

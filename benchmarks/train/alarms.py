@@ -3,15 +3,15 @@
     python benchmarks/train/alarms.py --seeds 3 --runs runs/alarms
     python benchmarks/train/alarms.py --runs runs/alarms --show               the tables of finished runs, no training
 
-For each seed, one SFT model is trained. Then every arm of ARMS trains a copy of it by the demo's first stage, without
-its groups in rounds and with one pass over a step's rollouts. Half of the arms are healthy, and half are spoilt
-deliberately, such as by a learning rate that is ten times too high. `demo_arms` describes the folders. The file
-ARM.json has the metrics of every step. A run of 24 steps took two minutes on two busy cores, so three seeds take about
-an hour.
+For each seed, one SFT model is trained. Then every arm of ARMS trains a copy of it in the demo's first stage. Unlike in
+the demo, all rollouts of a group start at once, and each step makes one pass over its rollouts. Half of the arms are
+healthy, and half are spoilt deliberately, such as by a learning rate that is ten times too high. `demo_arms` describes
+the folders. The file ARM.json has the metrics of every step. A run of 24 steps took two minutes on two busy cores, so
+three seeds take about an hour.
 
-A run counts as collapsed if the mean pass rate of its last SPAN steps is at least FALL below the best such mean. The
-collapse is the first step from which on the mean has always been so low. No alarm is part of this definition. The pass
-rate is the grader's, whatever the reward is.
+A run counts as collapsed if the mean pass rate of its last SPAN steps is at least FALL below the best mean of SPAN
+steps. The collapse is the first step from which on the mean stays that low. No alarm is part of this definition. The
+pass rate always comes from the grader, even if the reward is another function.
 
 Prints two tables: the pass rates, collapse and first alarm of each arm, and the recall, false alarms and lead of each
 alarm.
@@ -39,11 +39,11 @@ from rstar2.train.records.steps import Metrics
 SPAN = 5
 """Steps over which the pass rate is averaged."""
 FALL = 0.2
-"""How far the averaged pass rate falls in a collapse, as a share."""
+"""How far the averaged pass rate must fall in a collapse: 0.2 means 20 percentage points."""
 
 
 def arm(name: str, *keys: str, fault: str = "") -> Arm:
-    """Return an arm that writes every trace."""
+    """Return an arm of 24 steps that saves all traces."""
     return Arm(name, ("rl.traces_per_step=-1", *keys), steps=24, fault=fault)
 
 
@@ -155,7 +155,7 @@ def score(runs: Sequence[FinishedRun], raised: Raised) -> Score:
 
 
 def sum_of(scores: Iterable[Score]) -> Score:
-    """Return the score on all runs together."""
+    """Return the sum of several scores."""
     each = list(scores)
     leads = tuple(lead for one in each for lead in one.leads)
     collapsed, healthy, false = (
@@ -165,7 +165,7 @@ def sum_of(scores: Iterable[Score]) -> Score:
 
 
 def signs_raised(signs: Collection[str], settings: AlarmSettings) -> Raised:
-    """Return whether rstar2's own alarms raise one with any of these signs."""
+    """Return a function that says whether rstar2's own alarms report any of these signs."""
     return lambda steps: any(alarm.sign in signs for alarm in alarms(steps, settings))
 
 
@@ -183,9 +183,9 @@ class Watch:
     """The sign of rstar2's own alarm; None if rstar2 has no such alarm."""
 
     def chosen_on(self, runs: Sequence[FinishedRun], window: int) -> float:
-        """Return the threshold with the fewest false alarms; among equals the best recall, then the longest lead.
+        """Return the threshold with the fewest false alarms.
 
-        If thresholds are still equal, the least sensitive one is chosen.
+        Ties are decided by the best recall, then by the longest lead, and then by the lowest sensitivity.
         """
 
         def worth(value: float) -> tuple[float, ...]:
@@ -261,9 +261,9 @@ def table_of_runs(runs: Sequence[FinishedRun], window: int) -> str:
 
 
 def table_of_alarms(runs: Sequence[FinishedRun], window: int) -> str:
-    """Return a table of what each alarm, and all alarms together, predict.
+    """Return a table of the score of each alarm, and of several alarms together.
 
-    It has thresholds chosen on other seeds, and rstar2's defaults. Thresholds chosen on the runs of odd seeds are
+    It has scores with chosen thresholds and with rstar2's defaults. Thresholds chosen on the runs of odd seeds are
     scored on the runs of even seeds, and vice versa.
     """
     halves = [[run for run in runs if run.seed % 2 == odd] for odd in (1, 0)]

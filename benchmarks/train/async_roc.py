@@ -1,14 +1,15 @@
-"""Compares `colocate_async` with `sync` if a few rollouts take very long: what the model learns, and the time it takes.
+"""Compares `colocate_async` with `sync` when a few rollouts are very slow: what the model learns, and how long it
+takes.
 
     python benchmarks/train/async_roc.py --seeds 3 --runs runs/async-roc
     python benchmarks/train/async_roc.py --runs runs/async-roc --show         the table of finished seeds, no training
 
-For each seed, one SFT model is trained. Both modes then train a copy of it by the demo's first stage, without its
-groups in rounds and with one pass over a step's rollouts. Both modes have 8 problems per step and the same number of
-steps. Every tool call waits before it runs. The waits follow a log-normal distribution whose random numbers depend on
-seed, step, problem, rollout and turn. Half of the waits are shorter than MEDIAN_S seconds, and one in a hundred is at
-least sixteen times as long. The waits need no CPU time. The models are measured on the demo's held-out problems,
-without waits. `demo_arms` describes the folders.
+For each seed, one SFT model is trained. Both modes then train a copy of it in the demo's first stage. Unlike in the
+demo, all rollouts of a group start at once, and each step makes one pass over its rollouts. Both modes have 8 problems
+per step and the same number of steps. Every tool call waits before it runs. The waits follow a log-normal distribution
+whose random numbers depend on seed, step, problem, rollout and turn. Half of the waits are shorter than MEDIAN_S
+seconds, and one in a hundred is at least sixteen times as long. The waits need no CPU time. The models are measured on
+the demo's held-out problems, without waits. `demo_arms` describes the folders.
 
 Prints a table with a column per mode: accuracy, failed calls, and the seconds of rollouts, updates and steps. Each mode
 of a seed takes several minutes.
@@ -58,7 +59,7 @@ SPREAD = 1.2
 LONGEST_S = 60.0
 """Upper limit of a wait in seconds."""
 LAST = 5
-"""Number of final steps over which the pass rate is averaged."""
+"""Number of steps, at the end of training, over which the pass rate is averaged."""
 _DICE: ContextVar[Random] = ContextVar("dice")
 """The random generator from which the current rollout draws its waits."""
 
@@ -89,7 +90,7 @@ class SlowToolbox:
 
 
 class SlowToolsLoop(RStarAgentLoop):
-    """rstar2's agent loop with a SlowToolbox. VERL's workers create it by its name."""
+    """rstar2's agent loop with a SlowToolbox. VERL's workers create it from the name of the class."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -124,14 +125,15 @@ class Outcome:
     update_s: float
     longest_step_s: float
     staleness: float
-    """Mean number of steps between the weights that began a selected rollout and the weights that it trains."""
+    """Mean number of steps between the weights that began a selected rollout and the weights that are trained on it."""
     off_policy_tokens: float
     stale_groups: float
     """Groups dropped as too old, in all steps together."""
 
 
 def arms_of(steps: int) -> dict[str, Arm]:
-    """Return an arm for each mode. They differ only in `rl.mode`; in `sync` the correction's weights are nearly 1."""
+    """Return an arm for each mode. They differ only in `rl.mode`. In `sync`, the weights of the off-policy correction
+    are nearly 1."""
     keys = ("rl.algorithm.correction=token-tis", "rl.rollout.prompts=8")
     return {mode: Arm(f"`{mode}`", (f"rl.mode={mode}", *keys), steps) for mode in MODES}
 

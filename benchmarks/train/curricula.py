@@ -3,10 +3,11 @@
     python benchmarks/train/curricula.py                    every curriculum, small and paper-like sizes
     python benchmarks/train/curricula.py --seeds 20
 
-The pass rates of the problems are widely spread: many problems are always solved or hopeless. The simulated policy
+The pass rates of the problems are widely spread: many problems are solved nearly always or nearly never. The simulated
+policy
 learns: a problem becomes easier when its group had both outcomes, all problems become slightly easier with every such
-group, and each pass rate also drifts at random. In each step the curriculum chooses problems, and their rollouts are
-drawn by their pass rates.
+group, and each pass rate also drifts at random. In each step the curriculum chooses problems, and the outcomes of their
+rollouts are drawn from their pass rates.
 
 Prints a Markdown table per size, with a row per curriculum. A seed takes about three minutes on two busy cores, so the
 default of five seeds takes a quarter of an hour.
@@ -25,9 +26,9 @@ from rstar2.train.curriculum import CURRICULA, Curriculum, CurriculumSettings
 from rstar2.train.outcomes import Outcomes, Problems
 
 TAUGHT = 0.25
-"""Rise of the logit of a problem's pass rate when its group had both outcomes."""
+"""Rise of the logit of a problem's pass rate when its group has both outcomes."""
 SHARED = 1.0
-"""Rise of the logits of all problems over a stage, if all of its groups had both outcomes."""
+"""Rise of the logits of all problems over a stage in which all groups have both outcomes."""
 DRIFT = 0.1
 """Standard deviation of the random change of a logit in every step."""
 
@@ -68,7 +69,7 @@ class Simulated:
     distinct: int
     """Number of different problems that were chosen."""
     most: int
-    """How often the most frequent problem was chosen."""
+    """The largest number of times that a problem was chosen."""
 
 
 def simulate(settings: Mapping[str, Any], size: Size, seed: int) -> Simulated:

@@ -1,14 +1,15 @@
-"""Arms: several ways to train the demo's SFT model, each for the same seeds. The benchmarks beside this file share it.
+"""Trains and measures arms, which are variants of the demo's RL training. Several benchmarks import this module.
 
 ```
 RUNS/
   seed1/
-    sft-model/      the run that made the SFT model of this seed; every arm starts from it
-    ARM/            an arm's run: training/stage1 and training/eval
-    ARM.json        what the arm came to; an arm that has this file is not trained again
+    sft-model/      the run that trained this seed's SFT model, from which every arm starts
+    ARM/            the run of an arm, with training/stage1 and training/eval
+    ARM.json        the arm's results; an arm with this file is not trained again
 ```
 
-A run that was killed resumes. Arms and seeds can be added later. Processes that run side by side need different seeds.
+A run that was killed is resumed. Arms and seeds can be added later. Processes that run at the same time need different
+seeds.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ T = TypeVar("T")
 WITHOUT_ROUNDS_AND_PASSES = (
     "rl.groups.round=null", "rl.algorithm.loss_weights=tokens", "rl.optim.epochs=1",
 )  # fmt: skip
-"""The settings that `recipes/demo.toml` changes, set back to the defaults of a stage. Arms start from them."""
+"""Resets settings that `recipes/demo.toml` changes to the defaults of a stage. Each arm has these settings unless its
+own keys change them."""
 STAGES = ("rl", "stage1", "stage2", "stage3")
-"""Keys of the demo's recipe that change nothing in the SFT model."""
+"""Keys of the demo's recipe that do not affect the SFT model."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,15 @@ class Arm:
     """One way to train."""
 
     label: str
-    """What tables and plots call it."""
+    """Its name in tables and plots."""
     keys: tuple[str, ...] = ()
-    """The keys of the demo's recipe that it changes, such as `rl.optim.lr=6e-4`."""
+    """Settings that replace those of the demo's recipe, such as `rl.optim.lr=6e-4`."""
     steps: int = 10
     points: int = 1
-    """How many of its models are measured, at equal distances in steps. The last one is the model it ends with."""
+    """How many of its checkpoints are evaluated, at equal intervals of steps. The last one is the final model."""
     colour: str = "#000000"
     fault: str = ""
-    """What spoils it on purpose, see `provoked`."""
+    """The fault that spoils it on purpose, as in `provoked`; empty for none."""
 
     def __post_init__(self) -> None:
         if self.steps % self.points:
@@ -71,13 +73,13 @@ class Arm:
 
     @property
     def measured(self) -> range:
-        """The steps whose models are measured."""
+        """The steps whose models are evaluated."""
         every = self.steps // self.points
         return range(every, self.steps + 1, every)
 
     def plan(self, seed: int) -> DemoPlan:
-        """The demo's plan, without its groups in rounds and with one pass over a step's rollouts, changed by this arm's
-        keys. Only its first stage is run."""
+        """Return the demo's plan with the settings of WITHOUT_ROUNDS_AND_PASSES and of this arm. Only its first stage
+        is run."""
         every = self.steps // self.points
         keys = [
             *WITHOUT_ROUNDS_AND_PASSES,
@@ -90,7 +92,7 @@ class Arm:
         return demo_plan("demo", seed, keys)
 
     def record(self) -> dict[str, Any]:
-        """What decides its outcome. An outcome that another arm of this name came to is refused."""
+        """Return the settings that decide its outcome. A saved outcome with other settings is refused."""
         return {"keys": list(self.keys), "steps": self.steps, "points": self.points, "fault": self.fault}
 
 
@@ -109,11 +111,11 @@ class ArmRun:
 
     @property
     def stage(self) -> Path:
-        """The folder of its training, with the metrics and the models."""
+        """The folder of the trained stage, with its metrics and models."""
         return self.folder / "training" / "stage1"
 
     def train(self) -> dict[int, Metrics]:
-        """Train the SFT model; returns the metrics of each step. What is finished is not repeated."""
+        """Train the SFT model. Returns the metrics of each step. Finished steps are not repeated."""
         self._train_stage()
         if not self._complete():
             # A kill came between a checkpoint and its line of metrics, or a model could not be exported. A step that
@@ -123,7 +125,7 @@ class ArmRun:
         return step_metrics(self.stage)
 
     def measure(self, step: int) -> dict[str, Any]:
-        """Evaluate the model of a step on the demo's held-out problems; returns the summary's numbers."""
+        """Evaluate the model of a step on the demo's held-out problems. Returns the numbers of the summary."""
         root = self.folder / "training"
         return evaluated(self.pipeline, self.arm.plan(self.seed), f"step-{step}", self._model(step), root)
 
@@ -144,16 +146,17 @@ class ArmRun:
 
 
 def evaluated(pipeline: Pipeline, plan: DemoPlan, name: str, model: Path, root: Path) -> dict[str, Any]:
-    """Evaluate a model on the demo's held-out problems; the traces are kept below `root`."""
+    """Evaluate a model on the demo's held-out problems. Returns the numbers of the summary. Traces are saved below
+    `root`."""
     held_out = builtin.held_out(plan.demo.seed, plan.demo.problems.held_out)
     evaluation = Evaluation(held_out, plan.demo.eval)
     return pipeline.evaluate(name, model, evaluation, root, f"{root.parent.name} ")
 
 
 def rollout_tokens(step: Metrics) -> float:
-    """All tokens that a step's rollouts wrote or read from tools, with those of rollouts that it did not train on.
+    """Return the number of tokens of a step's rollouts, tool output included.
 
-    It includes the extra rollouts that began after failed calls (`recover`).
+    It includes rollouts that were not trained on, and extra rollouts that began after failed calls (`recover`).
     """
     return float(step["rstar2/tokens"] * step["rstar2/rollouts"] + step.get("rstar2/recover/tokens", 0.0))
 
@@ -165,15 +168,15 @@ def run_arms(
     runs: Path,
     outcome: Callable[[ArmRun], Any],
 ) -> None:
-    """Train and measure each arm for each seed, unless that is done; an arm's outcome is kept as JSON.
+    """Train and measure each arm for each seed, unless it is finished. An arm's outcome is saved as JSON.
 
     Args:
-        title: the kind of run, which run folders hold.
-        arms: by the name of their files.
-        outcome: trains and measures; returns what is kept.
+        title: the kind of run, which is stored in the run folders.
+        arms: the arms, keyed by the names of their files.
+        outcome: trains and measures an arm, and returns the outcome that is saved.
 
     Raises:
-        Failure: after everything else was run, if an arm failed. The same call tries it again.
+        Failure: if an arm failed. The other arms are run first. The same call tries the failed arms again.
     """
     failures: list[str] = []
     for seed in seeds:
@@ -199,7 +202,7 @@ def run_arms(
 
 
 def finished(runs: Path, arms: Mapping[str, Arm]) -> dict[int, dict[str, Any]]:
-    """The outcomes that there are, by seed and name of the arm; each seed's arms are in the order of `arms`.
+    """Return the saved outcomes, keyed by seed and name of the arm. The arms of a seed are in the order of `arms`.
 
     Raises:
         UserError: if an arm of this name was trained with other keys.
@@ -214,7 +217,7 @@ def finished(runs: Path, arms: Mapping[str, Arm]) -> dict[int, dict[str, Any]]:
 
 
 def with_all(outcomes: Mapping[int, Mapping[str, T]], arms: Iterable[str]) -> dict[int, dict[str, T]]:
-    """Returns only these arms, for the seeds that have all of them."""
+    """Return the outcomes of these arms, for the seeds that have all of them."""
     names = list(arms)
     return {
         seed: {name: each[name] for name in names}
@@ -244,7 +247,7 @@ def _read(folder: Path, name: str) -> Any:
 
 
 def _of_sft(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a config that decides the SFT model."""
+    """Return the part of a config that decides the SFT model."""
     compared = DemoPlan.compared(config)
     demo = {key: value for key, value in compared["demo"].items() if key not in STAGES}
     return {"demo": demo, "sft": compared["sft"]}
@@ -264,17 +267,17 @@ def _opened(
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of an arm's outcome, as a table shows it."""
+    """A number of an arm's outcome, and how tables show it."""
 
     title: str
     scale: float = 1.0
-    """What it is multiplied by."""
+    """The factor by which it is multiplied."""
     digits: int = 1
     compared: bool = True
     """Whether the difference from the baseline is shown too."""
 
     def cell(self, values: Sequence[float], baseline: Sequence[float] | None = None) -> str:
-        """The mean over seeds; with `baseline` also the mean paired difference and its interval.
+        """Return the mean over seeds, and with `baseline` also the mean paired difference and its interval.
 
         Args:
             values: one for each seed.
@@ -284,7 +287,7 @@ class Figure:
         return mean if baseline is None else f"{mean}; {self.difference(values, baseline)}"
 
     def difference(self, values: Sequence[float], baseline: Sequence[float]) -> str:
-        """The mean paired difference, with its interval over the seeds if there are two or more."""
+        """Return the mean paired difference, with its interval over the seeds if there are two or more."""
         differences = [self.scale * (one - other) for one, other in zip(values, baseline, strict=True)]
         low, high = interval(differences)
         between = "" if math.isnan(low) else f" ({low:+,.{self.digits}f} to {high:+,.{self.digits}f})"
@@ -292,7 +295,7 @@ class Figure:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Student's t interval of the mean over seeds; NaN for a single seed."""
+    """Return Student's t interval of the mean over seeds, or NaN for a single seed."""
     if len(values) < 2:
         return math.nan, math.nan
     limits = stats.ttest_1samp(values, 0.0).confidence_interval(LEVEL)
@@ -302,10 +305,10 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def compared_cells(
     seeds: Sequence[Mapping[str, Mapping[str, float]]], figures: Mapping[str, Figure], baseline: str
 ) -> dict[str, list[str]]:
-    """The cells of each arm, one for each figure, compared with the arm `baseline`.
+    """Return the cells of each arm, one for each figure, compared with the arm `baseline`.
 
     Args:
-        seeds: for each seed the figures of every arm.
+        seeds: one dict per seed, from each arm to its figures.
     """
     cells = {}
     for arm in seeds[0]:
@@ -321,7 +324,7 @@ def compared_cells(
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -331,7 +334,7 @@ def figures_by_arm(
     figures: Mapping[str, Figure],
     arms: Mapping[str, Arm],
 ) -> str:
-    """A table with a row for each figure and a column for each arm; the first arm is the baseline."""
+    """Return a table with a row for each figure and a column for each arm. The first arm is the baseline."""
     seeds = list(outcomes.values())
     cells = compared_cells(seeds, figures, next(iter(arms)))
     rows = zip([figure.title for figure in figures.values()], *cells.values(), strict=True)
@@ -339,17 +342,19 @@ def figures_by_arm(
 
 
 def common_parser(description: str | None, runs: str, seeds: int) -> argparse.ArgumentParser:
-    """A parser with the options that all of these benchmarks have, and their defaults."""
+    """Return a parser with the options that all of these benchmarks have, and their defaults."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=seeds, help="how many seeds")
+    parser.add_argument("--seeds", type=int, default=seeds, help="the number of seeds")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--runs", type=Path, default=Path(runs))
-    parser.add_argument("--show", action="store_true", help="print what is finished, without training")
+    parser.add_argument(
+        "--show", action="store_true", help="print the results of finished runs, without training"
+    )
     return parser
 
 
 def seeds_of(options: argparse.Namespace) -> range:
-    """The seeds that a user asked for."""
+    """Return the seeds that the options request."""
     return range(options.first_seed, options.first_seed + options.seeds)

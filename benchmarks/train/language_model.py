@@ -1,19 +1,19 @@
 """A real language model on a laptop: SmolLM2-135M taught to use Python by a short SFT, then trained by RL in two ways.
 
     python benchmarks/train/language_model.py models/smollm2 --gsm8k gsm8k_test.jsonl
-    python benchmarks/train/language_model.py models/smollm2 --arm grpo-roc     only this arm
-    python benchmarks/train/language_model.py models/smollm2 --show             what is finished, without training
+    python benchmarks/train/language_model.py models/smollm2 --arm grpo-roc     train only this arm
+    python benchmarks/train/language_model.py models/smollm2 --show             print finished results, without training
 
-Everything is done by the verbs a user would take: `rstar2 data prepare`, `sft`, `train` and `eval`. The problems are
-word problems made here, of a few families with other names and numbers each time; held-out ones never appear in
-training, though their families do. The conversations of SFT are flawed as the demo's are: calls that fail first,
-guessed and wrong answers, answers without their block.
+It runs the same commands as a user: `rstar2 data prepare`, `sft`, `train` and `eval`. This script generates word
+problems of a few families, with random names and numbers. Held-out problems never appear in training, but other
+problems of their families do. Like those of the demo, the conversations for SFT have flaws: a call that fails first, a
+guessed or wrong answer, or an answer outside its block.
 
-Both arms start from the same SFT model. GRPO-RoC (Resampling on Correct) rolls out 2G = 8 per problem and trains on
-G = 4. Plain GRPO rolls out 4, and so trains for twice the steps to write about as many tokens. The training by GRPO-RoC
-is ended once by kill -9 and started again. The models are measured on held-out problems before SFT, after it and along
-the training; before, after and at the end on GSM8K too, whose problems are of other kinds. The same command continues
-where it was stopped.
+Both arms start from the same SFT model. GRPO-RoC (Resampling on Correct) rolls out 2G = 8 per problem and trains on G =
+4. Plain GRPO rolls out 4, and trains for twice as many steps so that it writes about as many tokens. The GRPO-RoC
+training is killed once by kill -9 and then resumed. The models are evaluated on held-out problems before SFT, after SFT
+and several times during RL. Before SFT, after SFT and at the end they are also evaluated on GSM8K, whose problems are
+of other kinds. If the command was stopped, run it again to continue.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ ARMS = {
     ROC: Arm("GRPO-RoC, 2G → G", (), STEPS, POINTS, "#1f6feb"),
     PLAIN: Arm("GRPO, G", ("select=random", "rollout.rollouts=4"), 2 * STEPS, POINTS, "#d97706"),
 }
-"""The keys are those of a stage's recipe."""
+"""The settings are keys of a stage's recipe."""
 FLAWS = {"repaired": 0.25, "guessed": 0.12, "wrong": 0.12, "missing": 0.12}
-"""The shares of the conversations' flaws; the rest is clean."""
+"""The share of conversations with each flaw. The others are clean."""
 NAMES = (
     "Ada",
     "Ben",
@@ -79,7 +79,7 @@ user = "{{problem}}"
 [limits]
 traceback_lines = 1
 '''
-"""The model's own chat template with few words, since on two cores every token of the prompt costs."""
+"""A format with the model's own chat template and short texts, because every prompt token takes time on two cores."""
 SFT = (
     "epochs=1",
     "batch=16",
@@ -108,7 +108,7 @@ MEASURES = {
     "failed_call_ratio_correct": ("failed calls in correct traces, %", 100.0),
     "mean_tokens": ("tokens per rollout", 1.0),
 }
-"""Numbers of an evaluation, with the title and the scale they are shown with."""
+"""Numbers of an evaluation, with the title and the factor with which they are shown."""
 EVAL = ("-n", "1", "--temperature", "1.0", "--max-tokens", "208", "--max-turns", "3")
 
 
@@ -119,7 +119,7 @@ class Family:
     ask: str
     expression: str
     ranges: dict[str, tuple[int, int]]
-    """From which number to which each quantity goes."""
+    """The smallest and the largest value of each quantity."""
 
 
 FAMILIES = (
@@ -178,7 +178,7 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Question:
-    """A word problem with a program that solves it and one that fails."""
+    """A word problem, a program that solves it, and a program that fails."""
 
     id: str
     problem: str
@@ -188,7 +188,7 @@ class Question:
 
 
 def questions(seed: int, held_out: bool) -> Iterator[Question]:
-    """Distinct questions of one side, all families in turn; a hash of the text decides the side."""
+    """Yield distinct questions of all families in turn. A hash of the text decides whether a question is held out."""
     rng = random.Random(f"{seed}-{held_out}")
     seen = set()
     while True:
@@ -206,7 +206,7 @@ def questions(seed: int, held_out: bool) -> Iterator[Question]:
 
 
 def conversation(question: Question, rng: random.Random) -> list[dict[str, str]]:
-    """A conversation of SFT, in one of five kinds."""
+    """Return an SFT conversation of one of five kinds."""
     kind = rng.choices([*FLAWS, "clean"], [*FLAWS.values(), 1.0 - sum(FLAWS.values())])[0]
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question.problem}]
 
@@ -233,7 +233,7 @@ def conversation(question: Question, rng: random.Random) -> list[dict[str, str]]
 
 
 def write_data(folder: Path) -> None:
-    """Conversations, problems to train on, held-out problems and the format, all from one seed."""
+    """Write the conversations, the training problems, the held-out problems and the format, all from one seed."""
     taken = list(islice(questions(1, held_out=False), CONVERSATIONS + TRAINING_PROBLEMS))
     rng = random.Random(1)
     conversations = [{"messages": conversation(question, rng)} for question in taken[:CONVERSATIONS]]
@@ -254,7 +254,7 @@ class Study:
     """The runs of one model, in one folder.
 
     Args:
-        arms: those that are trained, by name.
+        arms: the arms to train, keyed by name.
     """
 
     def __init__(self, model: Path, runs: Path, arms: Mapping[str, Arm], gsm8k: Path | None) -> None:
@@ -262,18 +262,18 @@ class Study:
         self.data = runs / "data"
 
     def rl(self, name: str) -> Path:
-        """The run of an arm's training."""
+        """Return the run folder of an arm's training."""
         return self.runs / ("rl" if name == ROC else f"rl-{name}")
 
     def models(self, name: str) -> dict[int, Path]:
-        """The models of an arm that are measured, by step."""
+        """Return the models of an arm that are evaluated, keyed by step."""
         stage, arm = self.rl(name) / "stage1", self.arms[name]
         return {
             step: stage / ("model" if step == arm.steps else f"models/step-{step}") for step in arm.measured
         }
 
     def run(self) -> None:
-        """Whatever is not done yet."""
+        """Do everything that is not done yet."""
         if not (self.data / "held_out.jsonl").exists():
             write_data(self.data)
         prepared = self.data / "prepared"
@@ -294,12 +294,12 @@ class Study:
                 self.train_until_killed(words)
             rstar2(*words)
             for step, model in self.models(name).items():
-                # A kill at another moment may leave a model on the way unmade.
+                # A kill at another moment can prevent the export of an intermediate model.
                 if model.exists():
                     self.measure(self.evaluation(name, step), model, gsm8k=step == arm.steps)
 
     def train_until_killed(self, words: list[Any]) -> None:
-        """Start the training by GRPO-RoC, and end it with SIGKILL once the first model on its way is made."""
+        """Start the GRPO-RoC training, and end it with SIGKILL once the first intermediate model is exported."""
         first = next(iter(self.models(ROC).values()))
         process = subprocess.Popen([sys.executable, "-m", "rstar2", *map(str, words)])
         while process.poll() is None and not first.exists():
@@ -311,19 +311,19 @@ class Study:
         write_json(self.runs / "killed.json", {"after_step": len(self.trained(ROC))})
 
     def trained(self, name: str) -> dict[int, Metrics]:
-        """The metrics of an arm's steps that are done."""
+        """Return the metrics of an arm's finished steps."""
         return step_metrics(self.rl(name) / "stage1")
 
     def written(self, name: str) -> list[float]:
-        """The rollout tokens of an arm from its start to each step, step 0 included."""
+        """Return the cumulative rollout tokens of an arm after each step, with 0.0 for step 0."""
         return [0.0, *np.cumsum([rollout_tokens(step) for step in self.trained(name).values()]).tolist()]
 
     def evaluation(self, name: str, step: int) -> str:
-        """The name of a measurement's folder."""
+        """Return the name of an evaluation's folder."""
         return f"step-{step}" if name == ROC else f"{name}-step-{step}"
 
     def measure(self, name: str, model: Path, gsm8k: bool) -> None:
-        """One model on the held-out problems, and on GSM8K."""
+        """Evaluate a model on the held-out problems, and on GSM8K if `gsm8k` is true and its file is given."""
         folder = self.runs / "eval" / name
         words = ["--model", model, *EVAL]
         if name == "before-SFT":
@@ -334,12 +334,12 @@ class Study:
             rstar2("eval", *problems, "--run", folder / "gsm8k", *words)
 
     def summary(self, name: str, benchmark: str) -> dict[str, Any] | None:
-        """The numbers of a finished measurement."""
+        """Return the numbers of an evaluation, or None if it is not finished."""
         results = self.runs / "eval" / name / benchmark / benchmark / "results.json"
         return json.loads(results.read_text())["summary"] if results.exists() else None
 
     def show(self) -> None:
-        """Print what is finished, as tables in Markdown, and draw the curves of the training."""
+        """Print the finished results as Markdown tables, and draw the training curves."""
         rows = [["before SFT", "–", *self.cells("before-SFT")], ["after SFT", "0", *self.cells("after-SFT")]]
         for name, arm in self.arms.items():
             written = self.written(name)
@@ -368,7 +368,7 @@ class Study:
             self.draw(curves)
 
     def cells(self, name: str) -> list[str]:
-        """The cells of a measurement; none if it is not finished."""
+        """Return the table cells of an evaluation, or an empty list if it is not finished."""
         if (numbers := self.summary(name, "held_out")) is None:
             return []
         gsm8k, failed = self.summary(name, "gsm8k"), numbers["failed_call_ratio_correct"]
@@ -383,7 +383,8 @@ class Study:
         ]
 
     def points(self, name: str) -> list[dict[str, float]]:
-        """An arm's measurements on the held-out problems, by rollout tokens, from the SFT model on."""
+        """Return an arm's evaluations on the held-out problems with their rollout tokens, beginning with the SFT
+        model."""
         written = self.written(name)
         steps = {0: "after-SFT", **{step: self.evaluation(name, step) for step in self.models(name)}}
         return [
@@ -395,7 +396,7 @@ class Study:
         ]
 
     def at_equal_tokens(self, curves: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-        """A row for each arm, where all have written as much as the one that ends first."""
+        """Return a table with a row for each arm, at the rollout tokens of the arm that wrote the fewest."""
         least = min(points[-1]["tokens"] for points in curves.values())
         rows = []
         for name, points in curves.items():
@@ -408,7 +409,8 @@ class Study:
         return table(["", "rollout tokens", *(title for title, _ in MEASURES.values())], rows)
 
     def draw(self, curves: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
-        """Pass rate, failed calls and length: of each step's rollouts before selection, and on held-out problems."""
+        """Draw pass rate, failed calls and length: of each step's rollouts before selection, and on held-out
+        problems."""
         import matplotlib.pyplot as plt
 
         metrics = ("rstar2/pass_rate", "rstar2/failed_call_ratio_correct", "rstar2/tokens")
@@ -437,12 +439,12 @@ class Study:
 
 
 def rstar2(*words: Any) -> None:
-    """Run a verb, or continue it, as a user would."""
+    """Run or continue a verb of rstar2 as a user would."""
     subprocess.run([sys.executable, "-m", "rstar2", *map(str, words)], check=True)
 
 
 def set_words(changes: Iterable[str]) -> list[str]:
-    """Changes of a recipe, as a command takes them."""
+    """Return `--set` options for these changes of a recipe."""
     return [word for change in changes for word in ("--set", change)]
 
 
@@ -453,16 +455,16 @@ def main() -> None:
     parser.add_argument(
         "model", type=Path, help="a folder with SmolLM2's weights (docs/start.md shows how to make it)"
     )
-    parser.add_argument("--gsm8k", type=Path, help="its test problems, as JSON lines")
+    parser.add_argument("--gsm8k", type=Path, help="the test problems of GSM8K, as JSON Lines")
     parser.add_argument("--arm", action="append", choices=ARMS, help="an arm to train; both by default")
     parser.add_argument(
         "--steps",
         type=int,
         default=STEPS,
-        help=f"of {ROC}, a multiple of {POINTS}; {PLAIN} has twice as many",
+        help=f"training steps of {ROC}, a multiple of {POINTS}; {PLAIN} has twice as many",
     )
     parser.add_argument("--runs", type=Path, default=Path("runs/language-model"))
-    parser.add_argument("--show", action="store_true", help="print what is finished, without training")
+    parser.add_argument("--show", action="store_true", help="print finished results, without training")
     options = parser.parse_args()
     if options.steps < POINTS or options.steps % POINTS:
         parser.error(f"--steps {options.steps} is not a multiple of {POINTS}")

@@ -1,4 +1,4 @@
-"""Compares what `rstar2 plan` calculates with what another trainer measured on GPUs: PrimeIntellect's prime-rl.
+"""Compares estimates of `rstar2 plan` with measurements of another trainer on GPUs: PrimeIntellect's prime-rl.
 
     python benchmarks/train/plan_beside_prime_rl.py
 
@@ -11,8 +11,8 @@ three ways that matter here:
 - Its RL never holds the logits of more than a few thousand tokens or vocabulary entries.
 - It computes no log-probabilities before an update, and compiles the layers.
 
-Memory is therefore planned twice, with prime-rl's logits and with VERL's. The planned speed leaves out the pass for
-log-probabilities. Every micro-batch is one sequence of full length. Prints a Markdown table; it takes seconds.
+Memory is therefore planned twice: with prime-rl's memory for logits and with VERL's. The planned speed leaves out the
+pass for log-probabilities. Every micro-batch is one sequence of full length. Prints a Markdown table; it takes seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHAPES = {
 }  # fmt: skip
 FLOP_PER_S = {**{name.upper(): gpu.flop_per_s for name, gpu in GPU_KINDS.items()}, "A6000": 154.8e12}
 LOGITS = {"sft": 8, "rl": 0}
-"""Number of bf16 copies of the logits that take as much memory as what prime-rl holds, by task."""
+"""Memory that prime-rl uses for logits, as a number of bf16 copies of the logits, keyed by task."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Measured tokens per second of one GPU during a step."""
+        """Measured tokens per second and GPU during a step."""
         return self.step_s and self.micro_batches * self.sequence / self.step_s
 
     @property

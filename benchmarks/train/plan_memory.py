@@ -1,11 +1,12 @@
-"""Compares the memory that `rstar2 plan` calculates for a trainer with the memory that the trainer used, on a CPU.
+"""Compares the memory that `rstar2 plan` estimates for a trainer with the memory that the trainer uses on a CPU.
 
     python benchmarks/train/plan_memory.py                      trains four random models for two steps each
     python benchmarks/train/plan_memory.py runs/demo runs/rl    compares existing runs of demo, sft or train
 
 The random models are Qwen3s of 11 to 73 million parameters, whose rollouts use their whole token budget. The share of
-free blocks in `plan` was fitted to the smallest and the largest (`rstar2.train.estimate.memory.CPU_FRAGMENTED`). The
-measured value is the peak memory of the trainer's process, which VERL logs. The planned value is given for three
+free blocks in `plan` (`rstar2.train.estimate.memory.CPU_FRAGMENTED`) was fitted to the smallest and the largest of
+these models. The measured value is the peak memory of the trainer's process, which VERL logs. The planned value is
+given for three
 lengths: those of the run itself (as in `plan --like RUN`, or of SFT's conversations), those that `plan` expects by
 default, and rollouts of full length.
 
@@ -55,12 +56,13 @@ STAGE = (
     "hardware.update_tokens=4608",
     "hardware.log_prob_tokens=4608",
 )
-"""Recipe keys of the stage. A step has two micro-batches, since the second runs in memory that the first fragmented."""
+"""Recipe keys of the stage. A step has two micro-batches, because the second one runs in memory that the first one has
+fragmented."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One training: the bytes that were planned for its update, and those that the trainer's process used."""
+    """One training, with the planned and the measured memory of its trainer's process."""
 
     name: str
     parameters: int
@@ -76,7 +78,7 @@ class Compared:
 
 
 def train_all(runs: Path) -> Iterator[Path]:
-    """Train the random models that are not trained yet. Yields each run."""
+    """Train the random models that are not trained yet. Yields the run of each model."""
     data = runs / "data"
     if not (data / "conversations.jsonl").exists():
         write_data(data)

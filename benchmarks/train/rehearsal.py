@@ -6,7 +6,7 @@
 Only the engines are simulated: 32 engines with room for 128 rollouts each write scripted turns at a fixed pace.
 Everything else is the code that VERL would run: the agent loop with all rollouts at once, the router in front of the
 engines, the judge with its strictest isolation, the grader, and the selection of each group by Resampling on Correct
-(RoC). Every rollout makes 3 to 10 calls, of which some fail and some take long.
+(RoC). Every rollout makes 3 to 10 calls. Some calls fail, and some take long.
 
 Prints tables: the outcomes of the rollouts, where their time went, and the memory of each kind of process after a
 quarter, a half, three quarters and all of the step.
@@ -169,7 +169,8 @@ _KINDS = {
     "redis": "judge: Valkey",
     "judge.service": "judge: supervisor",
 }
-"""Kind of a process, by a word in its command line or in that of an ancestor."""
+"""Dict from a word to a kind of process. A process has the kind whose word is in its command line or in an
+ancestor's."""
 
 
 def _kind(process: psutil.Process, this: psutil.Process) -> str:

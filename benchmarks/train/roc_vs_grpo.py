@@ -1,15 +1,16 @@
-"""GRPO-RoC (Resampling on Correct) beside plain GRPO, rival selections, and ways to save rollouts: the demo's model.
+"""Compares GRPO-RoC (Resampling on Correct) with plain GRPO, other selections, and ways to save rollouts, on the demo.
 
     python benchmarks/train/roc_vs_grpo.py --seeds 5 --runs runs/roc-vs-grpo --plot docs/pictures/roc-vs-grpo.svg
     python benchmarks/train/roc_vs_grpo.py --seeds 2 --first-seed 11 --arm rounds --arm roc-m8    only these two
-    python benchmarks/train/roc_vs_grpo.py --runs runs/roc-vs-grpo --show          what is finished, without training
+    python benchmarks/train/roc_vs_grpo.py --runs runs/roc-vs-grpo --show      print finished results, without training
 
-For each seed one SFT model is made. Every arm trains it by the demo's first stage, without its groups in rounds and
-with one pass over a step's rollouts, unless the arm's keys change this. Models on the way are measured on the demo's
-held-out problems. A run that was killed resumes, and arms can be added later, see `demo_arms`. GRPO-RoC and plain GRPO
-with G are always among the arms. Prints three tables: at equal steps, at equal rollout tokens, and at half of
-GRPO-RoC's rollout tokens. The first two are over the seeds that have all of the arms; the third has each arm's own
-seeds. A seed of five arms took 45 minutes on two cores that other programs used too (load 20).
+For each seed, one SFT model is trained. Every arm then trains a copy of it in the demo's first stage. Unlike in the
+demo, all rollouts of a group start at once, and each step makes one pass over its rollouts, unless the arm changes
+this. The final model and intermediate ones are evaluated on the demo's held-out problems. `demo_arms` describes the
+folders: killed runs are resumed, and arms can be added later. GRPO-RoC and plain GRPO with G are always among the arms.
+Prints three tables: at equal steps, at equal rollout tokens, and at half of GRPO-RoC's rollout tokens. The first two
+are over the seeds that have all of the arms; the third has each arm's own seeds. A seed with five arms took 45 minutes
+on two busy cores (load 20).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 G = 4
-"""Rollouts of each problem that are trained on, as in the demo; GRPO-RoC rolls out 2G."""
+"""Number of rollouts per problem that are trained on, as in the demo. GRPO-RoC rolls out 2G."""
 ROC, PLAIN = "grpo-roc", "grpo-g"
 PLAIN_G = ("rl.select=random", f"rl.rollout.rollouts={G}")
 POSTERIOR = ("rl.curriculum=posterior",)
@@ -52,23 +53,24 @@ ROUNDS = (f"rl.groups.round={G}", "rl.algorithm.loss_weights=problems")
 
 
 def epochs(count: int) -> tuple[str, ...]:
-    """Every step trains on its rollouts this many times."""
+    """Return the setting with which every step trains on its rollouts `count` times."""
     return (f"rl.optim.epochs={count}",)
 
 
 def mini_batches(problems: int) -> tuple[str, ...]:
-    """Updates of at most this many problems' rollouts: with 16 problems a step, 8 makes two updates a step."""
+    """Return the setting for updates of at most this many problems. With 16 problems per step, 8 makes two updates per
+    step."""
     return (f"rl.verl.actor_rollout_ref.actor.ppo_mini_batch_size={problems}",)
 
 
 ARMS = {
-    # The first five are the ones of the plot. Plain GRPO with G writes half of the tokens per step.
+    # The plot shows the first five. Plain GRPO with G writes half of the tokens per step.
     ROC: Arm("GRPO-RoC, 2G → G", ("rl.select=roc",), 10, 2, "#1f6feb"),
     PLAIN: Arm("GRPO, G", PLAIN_G, 20, 4, "#d97706"),
     "grpo-2g": Arm("GRPO, 2G", ("rl.select=random", f"rl.groups.keep={2 * G}"), 10, 2, "#b91c1c"),
     "void-turn": Arm("void_turn, 2G → G", ("rl.select=void_turn",), 10, 2, "#15803d"),
     "drop-all-failed": Arm("all_failed, 2G → G", ("rl.select=all_failed",), 10, 2, "#7c3aed"),
-    # The rest try to learn as much from fewer rollouts. All of them but plain GRPO's have the selection "roc".
+    # The other arms try to learn as much from fewer rollouts. All except plain GRPO have the selection "roc".
     "posterior": Arm("RoC, posterior", POSTERIOR, 10, 2, "#0891b2"),
     "posterior-rounds": Arm("RoC, posterior, rounds", (*POSTERIOR, *ROUNDS), 10, 2, "#4d7c0f"),
     "roc-e2": Arm("RoC, 2 epochs", epochs(2), 6, 2, "#0369a1"),
@@ -79,7 +81,7 @@ ARMS = {
     "rounds-m8": Arm("RoC, rounds, 2 updates", (*ROUNDS, *mini_batches(8)), 8, 4, "#6d28d9"),
     "grpo-g-e2": Arm("GRPO, G, 2 epochs", (*PLAIN_G, *epochs(2)), 10, 2, "#ea580c"),
 }
-"""Variants that shall get by with half of the rollout tokens train for the steps that take about that many."""
+"""Arms that try to learn from half of the rollout tokens train for as many steps as take about that many tokens."""
 SELECTIONS = tuple(ARMS)[:5]
 MEASURES = {
     "accuracy": Figure("accuracy, %", 100.0),
@@ -95,23 +97,23 @@ PROGRESS = {
 
 @dataclass(frozen=True)
 class Point:
-    """A model on its way, measured on held-out problems."""
+    """The evaluation of an intermediate or final model on held-out problems."""
 
     step: int
     rollout_tokens: float
-    """Written in training up to here, with tool output, and with rollouts that were not trained on."""
+    """Tokens of all rollouts up to this step, including tool output and rollouts that were not trained on."""
     accuracy: float
     failed_calls: float
-    """Failed calls among the calls of correct traces; NaN if these have no call."""
+    """Share of failed calls among the calls of correct traces; NaN if these have no calls."""
     trace_tokens: float
 
 
 Seeds = Mapping[int, Mapping[str, Sequence[Point]]]
-"""For every seed, each arm's points from step 0 on."""
+"""Dict from seed to arm to the arm's points, beginning with step 0."""
 
 
 def trained_points(run: ArmRun) -> list[dict[str, Any]]:
-    """Train an arm; returns its points as JSON."""
+    """Train an arm. Returns its points as JSON objects."""
     written = np.cumsum([rollout_tokens(step) for step in run.train().values()])
     points = [point(0, 0.0, run.sft_numbers)]
     points += [point(step, float(written[step - 1]), run.measure(step)) for step in run.arm.measured]
@@ -119,7 +121,7 @@ def trained_points(run: ArmRun) -> list[dict[str, Any]]:
 
 
 def point(step: int, tokens: float, numbers: dict[str, Any]) -> Point:
-    """A point from the summary of an evaluation."""
+    """Return a point, from the summary of an evaluation."""
     failed = numbers["failed_call_ratio_correct"]
     return Point(
         step, tokens, numbers["accuracy"], math.nan if failed is None else failed, numbers["mean_tokens"]
@@ -127,7 +129,7 @@ def point(step: int, tokens: float, numbers: dict[str, Any]) -> Point:
 
 
 def finished_points(runs: Path, arms: Mapping[str, Arm]) -> Seeds:
-    """The points of every arm that is finished."""
+    """Return the points of every finished arm."""
     return {
         seed: {name: [Point(**each) for each in points] for name, points in outcomes.items()}
         for seed, outcomes in finished(runs, arms).items()
@@ -135,9 +137,9 @@ def finished_points(runs: Path, arms: Mapping[str, Arm]) -> Seeds:
 
 
 def between(points: Sequence[Point], axis: str, value: float) -> dict[str, float]:
-    """Every figure at the place where `axis`, which grows, has this value: linear between the points around it.
+    """Return all figures at this value of `axis`, by linear interpolation between points.
 
-    An arm that ends before has the figures of its last point.
+    Beyond the last point, they are the figures of the last point.
     """
     rows = [asdict(point) for point in points]
     along = [row[axis] for row in rows]
@@ -145,13 +147,14 @@ def between(points: Sequence[Point], axis: str, value: float) -> dict[str, float
 
 
 def matched(arms: Mapping[str, Sequence[Point]], axis: str) -> dict[str, dict[str, float]]:
-    """Each arm's figures at the place along `axis` where the first of them ends."""
+    """Return each arm's figures at the largest value of `axis` that all arms reach."""
     shortest = min(asdict(points[-1])[axis] for points in arms.values())
     return {arm: between(points, axis, shortest) for arm, points in arms.items()}
 
 
 def compared(seeds: Seeds, axis: str) -> str:
-    """A row for each arm: means over seeds, and the paired difference from GRPO-RoC with its interval."""
+    """Return a table with a row for each arm: means over seeds, and paired differences from GRPO-RoC with their
+    intervals."""
     figures = PROGRESS | MEASURES
     cells = compared_cells([matched(arms, axis) for arms in seeds.values()], figures, ROC)
     rows = [[ARMS[arm].label, *each] for arm, each in cells.items()]
@@ -159,10 +162,10 @@ def compared(seeds: Seeds, axis: str) -> str:
 
 
 def at_half(seeds: Seeds) -> str:
-    """A row for each arm at half of the rollout tokens that GRPO-RoC wrote with the same seed.
+    """Return a table with a row for each arm, at half of the rollout tokens that GRPO-RoC wrote with the same seed.
 
-    The first two rows are the baselines at all of these tokens. Accuracy is compared with plain GRPO's, failed calls
-    and length with GRPO-RoC's: each with the better one of the two.
+    The first two rows are the baselines at all of GRPO-RoC's tokens. Each figure is compared with the better baseline:
+    accuracy with plain GRPO, failed calls and length with GRPO-RoC.
     """
     figures = PROGRESS | MEASURES
     titles = ["arm", "seeds", *(figure.title for figure in figures.values())]
@@ -173,7 +176,8 @@ def at_half(seeds: Seeds) -> str:
 
 
 def _row_at(seeds: Seeds, label: str, name: str, share: float) -> list[str]:
-    """An arm at this share of GRPO-RoC's rollout tokens, over the seeds that it is finished for."""
+    """Return the row of an arm at this share of GRPO-RoC's rollout tokens, over the seeds for which the arm is
+    finished."""
     runs = [arms for arms in seeds.values() if name in arms]
     budgets = [arms[ROC][-1].rollout_tokens for arms in runs]
 
@@ -194,7 +198,7 @@ def _row_at(seeds: Seeds, label: str, name: str, share: float) -> list[str]:
 
 
 def write_csv(seeds: Seeds, path: Path) -> None:
-    """Every point of every arm and seed."""
+    """Write every point of every arm and seed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["seed", "arm", *Point.__dataclass_fields__])
@@ -205,7 +209,7 @@ def write_csv(seeds: Seeds, path: Path) -> None:
 
 
 def write_plot(seeds: Seeds, path: Path) -> None:
-    """Means over seeds with their intervals, against steps and against rollout tokens."""
+    """Plot means over seeds with their intervals, against steps and against rollout tokens."""
     import matplotlib
     import matplotlib.pyplot as plt
 
@@ -235,7 +239,7 @@ def write_plot(seeds: Seeds, path: Path) -> None:
 
 
 def _draw(axis: Axes, runs: Sequence[Sequence[Point]], along: str, name: str, scale: float, arm: Arm) -> None:
-    """Draw one arm: at each measured step the mean over seeds."""
+    """Draw one arm: the mean over seeds at each evaluated step."""
     across = [[asdict(point) for point in points] for points in zip(*runs, strict=True)]
     thousand = 1000.0 if along == "rollout_tokens" else 1.0
     x = [np.mean([point[along] for point in points]) / thousand for points in across]
@@ -262,7 +266,7 @@ def main() -> None:
         "--arm",
         action="append",
         choices=ARMS,
-        help=f"one of those to run; by default {', '.join(SELECTIONS)}",
+        help=f"an arm to run; may be repeated; by default {', '.join(SELECTIONS)}",
     )
     options = parser.parse_args()
     asked = {name: arm for name, arm in ARMS.items() if name in (ROC, PLAIN, *(options.arm or SELECTIONS))}

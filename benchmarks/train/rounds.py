@@ -1,16 +1,16 @@
-"""Calculates how many rollouts groups in rounds save, and how rounds change what is learned, by the pass rate.
+"""Calculates, for each pass rate, how many rollouts groups in rounds save, and how rounds change what is learned.
 
     python benchmarks/train/rounds.py                                            the tables of docs/results/rounds.md
-    python benchmarks/train/rounds.py --rollouts 8 --keep 4 --round 4 --enough 1          other groups
+    python benchmarks/train/rounds.py --rollouts 8 --keep 4 --round 4 --enough 1          tables for other groups
 
 A group that stops by its outcomes has a different distribution of outcomes. The first three tables are exact. Given a
 problem's pass rate, its rollouts are independent. A group stops by its counts of correct and wrong rollouts at the end
 of a round. The probability of every pair of counts therefore follows by recursion from round to round. For each pair,
 the code of Resampling on Correct (RoC) selects the rollouts to train on, and GRPO's formula gives their advantages.
 
-Prints four Markdown tables: what the first round decides; the effect by pass rate; the same for other rules and the
-paper's groups; and, from simulated groups, whether rounds change the lengths of rollouts (Kolmogorov-Smirnov test).
-It takes seconds.
+Prints four Markdown tables. The first shows what the first round decides, the second the effect at each pass rate, and
+the third the effect of other rules on the paper's groups. The fourth is from simulated groups: it shows whether rounds
+change the lengths of rollouts (Kolmogorov-Smirnov test). It takes seconds.
 """
 
 from __future__ import annotations
@@ -88,16 +88,17 @@ class Effect:
     trains: float
     """The probability that the group has a gradient."""
     weight_by_tokens: float
-    """Sum of the advantages of the correct rollouts, 0 without a gradient. The wrong ones have the negative sum.
+    """Sum of the advantages of the correct rollouts, 0 without a gradient. The sum over the wrong ones is its negative.
     It is the problem's influence on the policy if every token of a step has the same weight."""
     weight_by_problems: float
-    """The same divided by the number of rollouts: the influence if every problem has the same weight."""
+    """`weight_by_tokens` divided by the number of selected rollouts: the influence if every problem has the same
+    weight."""
     of_correct: float
     """Mean advantage of a correct rollout that is trained on, over groups with a gradient."""
     of_wrong: float
     """Mean advantage of a wrong rollout that is trained on, over groups with a gradient."""
     candidates: float
-    """Mean number of correct rollouts per correct rollout that RoC selects, over groups with a gradient."""
+    """Mean ratio of correct rollouts to correct rollouts that RoC selects, over groups with a gradient."""
 
 
 def effect(pass_rate: float, rounds: Rounds, keep: int) -> Effect:
@@ -125,7 +126,7 @@ def effect(pass_rate: float, rounds: Rounds, keep: int) -> Effect:
 
 
 def outcome_table(rounds: Rounds, keep: int) -> str:
-    """Return a Markdown table of what the first round decides, by its number of correct rollouts."""
+    """Return a Markdown table of what the first round decides, with a row per number of correct rollouts."""
     lines = [
         f"| correct of the first {rounds.size} | decided | trained on, correct + wrong |",
         "|---|---|---|",
@@ -143,7 +144,7 @@ def outcome_table(rounds: Rounds, keep: int) -> str:
 
 
 def effect_table(rounds: Rounds, keep: int) -> str:
-    """Return a Markdown table with a row per pass rate: in rounds, and in parentheses with all rollouts at once."""
+    """Return a Markdown table with a row per pass rate. Values with all rollouts at once are in parentheses."""
     lines = [
         "| pass rate | rollouts | groups with a gradient, % | weight, every token alike | weight, every problem alike "
         "| advantage of a correct rollout | advantage of a wrong rollout "
@@ -179,7 +180,8 @@ FEW_RATES = (0.05, 0.2, 0.5, 0.8, 0.95)
 
 
 def variant_table() -> str:
-    """Return a Markdown table with a row per rule: rollouts, and in brackets `Effect.weight_by_problems`."""
+    """Return a Markdown table with a row per rule. In brackets is `Effect.weight_by_problems`, relative to one
+    round."""
     lines = [
         f"| rule | {' | '.join(f'pass rate {rate:g}' for rate in FEW_RATES)} |",
         f"|---{'|---' * len(FEW_RATES)}|",

@@ -3,8 +3,8 @@
     python benchmarks/train/rounds_demo.py --seeds 1 --runs runs/rounds
     python benchmarks/train/rounds_demo.py --runs runs/rounds --show         the table of finished seeds, no training
 
-For each seed, one SFT model of the demo is trained. Every arm then trains a copy of it by the demo's first stage, with
-one pass over a step's rollouts, for the same number of steps. Two of the four arms have the demo's groups in rounds.
+For each seed, one SFT model of the demo is trained. Every arm then trains a copy of it in the demo's first stage, with
+one pass over each step's rollouts, for the same number of steps. Two of the four arms have the demo's groups in rounds.
 All arms have `algorithm.loss_weights` = "problems". The models are measured on the demo's held-out problems.
 `demo_arms` describes the folders.
 
@@ -49,7 +49,7 @@ class Outcome:
 
     rollouts: float
     saved: float
-    """Rollouts that rounds did not generate."""
+    """Number of rollouts that were not generated because their group stopped after an earlier round."""
     tokens: float
     """Tokens of all generated rollouts, tool output included."""
     kept: float

@@ -8,8 +8,8 @@ Time is simulated. An engine writes one token for each of its running requests i
 
 seconds, the time in which a GPU reads the weights and the KV cache. A token of a prompt that is not in the cache takes
 `prefill_s`, during which nothing else runs. Like vLLM, an engine runs at most `in_flight` requests. It caches the
-tokens of earlier turns until it needs the room, and then drops the least recently used. If running requests fill the
-cache, it preempts the newest one.
+tokens of earlier turns until it needs the room, and then drops the least recently used ones. If running requests fill
+the cache, it preempts the newest one.
 
 By default an engine is Qwen3-14B on two H100s at the speeds of `rstar2 plan`, and a step has the paper's size: 512
 problems, 32 rollouts each, 8K tokens. Rollouts of the same problem have similar lengths. The lengths of turns and the
@@ -104,9 +104,9 @@ class Request:
 
     rollout: Rollout
     left: float
-    """Tokens that the request has yet to write."""
+    """Number of tokens that the request still has to write."""
     context: float
-    """Tokens in the cache when the request starts."""
+    """Number of tokens in the cache when the request starts."""
     ends_at: float = 0.0
     """The engine's step count at the request's last token."""
 
@@ -120,7 +120,7 @@ class Engine:
     running: dict[str, Request] = field(default_factory=dict)
     queue: deque[Request] = field(default_factory=deque)
     cached: OrderedDict[str, float] = field(default_factory=OrderedDict)
-    """Cached tokens of rollouts that wait for a tool, by rollout, least recently used first."""
+    """Numbers of cached tokens of rollouts that wait for a tool, keyed by rollout, least recently used first."""
     now: float = 0.0
     steps: float = 0.0
     resident: float = 0.0
@@ -177,7 +177,7 @@ class Engine:
         self.admit()
 
     def settle(self) -> list[Rollout]:
-        """End finished requests, preempt those that do not fit, and start waiting ones.
+        """End finished requests, preempt requests that do not fit, and start waiting ones.
 
         Returns the rollouts whose turn ended.
         """
@@ -326,7 +326,8 @@ class StaticSplit:
 
 
 class VerlsDefault:
-    """VERL's own load balancer: sticky for the last 10,000 requests, else the engine with the fewest in flight."""
+    """VERL's own load balancer. It remembers the engines of the last 10,000 rollouts, and assigns others to the engine
+    with the fewest requests in flight."""
 
     def __init__(self, engines: dict[str, Engine], place: Place) -> None:
         from verl.workers.rollout.router import GlobalRequestLoadBalancer
@@ -347,7 +348,7 @@ class VerlsDefault:
 
 
 class StickyLeastLoaded:
-    """Assigns each rollout to the engine with the fewest rollouts, until its end. All waiting is in the engines."""
+    """Assigns each rollout permanently to the engine with the fewest rollouts. Requests wait only in the engines."""
 
     def __init__(self, engines: dict[str, Engine], place: Place) -> None:
         self._count = dict.fromkeys(engines, 0)
@@ -395,8 +396,8 @@ def workload(problems: int, samples: int, budget: int, seed: int) -> list[Rollou
 def bound_s(rollouts: list[Rollout], engines: int, model: EngineModel) -> tuple[float, float]:
     """Return two lower bounds of a step's seconds.
 
-    The first spreads the work evenly over engines that are always full. The second is the longest rollout, alone on an
-    engine.
+    The first bound spreads the work evenly over engines that are always full. The second is the time of the slowest
+    rollout, alone on an engine.
     """
     work = longest = 0.0
     for rollout in rollouts:

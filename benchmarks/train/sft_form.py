@@ -1,4 +1,5 @@
-r"""Measures whether SFT teaches the form that RL rewards, `\boxed{}` inside `<answer>`, on problems outside its data.
+r"""Measures whether SFT teaches the form that RL rewards, `\boxed{}` inside `<answer>`, for kinds of problems not in
+its data.
 
     python benchmarks/train/sft_form.py --earlier CHECKOUT                   a tiny model: 15 minutes on two busy cores
     python benchmarks/train/sft_form.py models/smollm2 --earlier CHECKOUT    a language model: hours on two cores
@@ -7,10 +8,11 @@ r"""Measures whether SFT teaches the form that RL rewards, `\boxed{}` inside `<a
 The script generates rows in the columns of Glaive, ToolACE, Magicoder, Tulu 3 and Llama-Nemotron, in about the
 proportions of `paper-sft`. `rstar2 data prepare` converts them, `rstar2 sft` trains on them, and `rstar2 eval` measures
 the model on word problems in the format rstar2. No row of SFT is a word problem. `--earlier` names a checkout of
-another version of rstar2, which prepares and trains on the same rows. `--share` is the `answer_form` of this version.
-If the command was stopped, run it again to continue.
+another version of rstar2, which prepares and trains on the same rows. `--share` is the value of `answer_form` with
+which this version prepares the rows. If the command was stopped, run it again to continue.
 
-Prints a Markdown table with a row per model: the shares of answers in the form, with a call, and correct.
+Prints a Markdown table with a row per model: the shares of answers that have the form, that come after a call, and that
+are correct.
 """
 
 from __future__ import annotations
@@ -128,7 +130,8 @@ def _function(name: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def glaive(rng: random.Random) -> dict[str, Any]:
-    """Return a row of Glaive: a call with arguments, a call without, or a refusal, in the proportions of its sample."""
+    """Return a row of Glaive: a call with arguments, a call without arguments, or a refusal, in the proportions of
+    Glaive's own sample."""
     name, question, ranges, expression, reply = rng.choice(FUNCTIONS)
     numbers = {key: rng.randint(*ends) for key, ends in ranges.items()}
     kind = rng.choices(["value", "other", "refused"], [0.5, 0.3, 0.2])[0]

@@ -1,15 +1,15 @@
 """Measures what VERL's queue and Ray cost for the rollouts of a step.
 
     python benchmarks/train/verl_queue.py                                  16,384 rollouts of 512 tokens, about 1 GB
-    python benchmarks/train/verl_queue.py --rollouts 1024 --tokens 4096    fewer rollouts of the usual length
+    python benchmarks/train/verl_queue.py --rollouts 1024 --tokens 4096    fewer rollouts, of typical length
 
-VERL's own queue is filled by VERL's agent-loop worker with random tokens. Measured are:
+VERL's agent-loop worker fills VERL's own queue with random tokens. The benchmark measures:
 
-- A poll of the sampler on a full queue, that is VERL's listing of all rollouts and rstar2's progress report. Also the
-  share of the time that polls take, at a fixed interval and at rstar2's.
-- The CPU time of the agent loop's process to put a finished rollout into the queue.
-- The CPU time of that process per turn, that is to call a Ray actor with the rollout's tokens, as VERL calls its
-  rollout servers. `rehearsal.py` measures the CPU time of the agent loop itself.
+- The time of a poll of a full queue by the sampler. A poll is VERL's listing of all rollouts and rstar2's progress
+  report. The table also has the share of time that polls take, with a fixed interval and with rstar2's interval.
+- The CPU time that the agent loop's process needs to put a finished rollout into the queue.
+- The CPU time that this process needs per turn to call a Ray actor with the rollout's tokens, as VERL calls its rollout
+  servers. `rehearsal.py` measures the CPU time of the agent loop itself.
 
 Prints a table. It takes minutes.
 """

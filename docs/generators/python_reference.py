@@ -181,7 +181,7 @@ def _prose(text: str) -> str:
 
 
 def _item(text: str) -> str:
-    """Convert an entry of a docstring's section to Markdown. The name before the colon is set as code."""
+    """Convert an entry of a docstring's section to Markdown. The name before the colon is formatted as code."""
     name, colon, meaning = text.partition(": ")
     line = f"`{name}`: {meaning}" if colon and re.fullmatch(r"[\w.]+", name) else text
     return " ".join(line.split())

@@ -58,7 +58,8 @@ STATED = {
     "optim.state": "– / – / fresh",
     "solved_by": "– / – / samples",
 }
-"""The paper's values for keys that the recipes do not set, or that they set although the paper states no value."""
+"""The values to print as the paper's, for keys that the recipes do not set and for keys without a value in the paper
+(`–`)."""
 
 
 def reference() -> str:

@@ -22,7 +22,7 @@ MakeTrace = Callable[..., Trace]
 
 @pytest.fixture(scope="session")
 def make_trace(codec: ChatCodec) -> MakeTrace:
-    """Makes a trace of turns with calls of these statuses and a last turn that answers."""
+    """Makes a trace with one turn for each call status, and a last turn that answers."""
 
     def make(
         statuses: tuple[CallStatus, ...] = ("ok",),
@@ -69,7 +69,7 @@ def make_trace(codec: ChatCodec) -> MakeTrace:
 
 @pytest.fixture(scope="session")
 def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 of random weights, with the tokenizer."""
+    """A Qwen3 with random weights, and the tokenizer."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

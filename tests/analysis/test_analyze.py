@@ -25,7 +25,7 @@ from rstar2.report.collect import collect
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, make_trace: Any) -> Path:
-    """A training run of one stage in two arms. It has its model, a measured benchmark and traces."""
+    """A run with two arms. Each arm has a stage with its model and traces, and a measured benchmark."""
     folder = tmp_path_factory.mktemp("runs") / "made"
     write_json(folder / "config.json", {"kind": "demo", "config": {}})
     for root in (folder, folder / "plain"):
@@ -118,7 +118,7 @@ def test_a_second_analysis_loads_neither_torch_nor_transformers(analysed: dict[s
 def test_tables_are_shown_before_plots_are_drawn(
     analysed: dict[str, Any], run: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """A folder with a plot's name prevents the plot. The command then fails after it has printed the tables."""
+    """A folder already has the name of a plot's file. The command then fails after it has printed the tables."""
     plot, *_ = (path.name for path in (run / "analysis").glob("*.svg"))
     (tmp_path / plot).mkdir()
     result = rstar2("analyze", run, "--output", tmp_path, *words)

@@ -1,4 +1,4 @@
-"""Entropies from a forward pass, bounds from a server's likeliest tokens, and the file that keeps them."""
+"""Entropies from a forward pass, bounds from a server's top-k log-probabilities, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def traces(make_trace: Any) -> list[Trace]:
 
 
 def _logits(model: Any, trace: Trace) -> Any:
-    """The logits before each token that the model wrote, one trace at a time and without a cache: shape (M, V)."""
+    """The logits that predict each token of the model, without batches and without a KV cache: shape (M, V)."""
     import torch
 
     ids = torch.tensor([[*trace.prompt_ids, *trace.response_ids]])

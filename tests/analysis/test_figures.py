@@ -20,7 +20,7 @@ TALL: list[list[Value]] = [[-30, 700.0], [10, 900.0], [50, None]]
 
 
 def test_a_chart_does_not_depend_on_those_drawn_before_it(tmp_path: Path) -> None:
-    """Limits, units, legends and bands differ between them."""
+    """The charts have different limits, units, legends and bands."""
     charts: list[Chart] = [
         chart(TABLE, "Two shares", "step", "share", [("a", NARROW), ("b", NARROW[:1])]),
         chart(TABLE, "One tall", "token", "nats", [("a", TALL)]),

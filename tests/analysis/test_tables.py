@@ -32,9 +32,9 @@ def _rows(table: Table) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def uncertainty_of_trace(codec: ChatCodec, make_trace: Any) -> Uncertainty:
-    """Prose is LOW, except for the word `but`, which is HIGH.
+    """Prose has the entropy LOW, except for the word `but`, which has HIGH.
 
-    The first RISE tokens after a reply are higher, by its outcome.
+    The first RISE tokens after a reply have AFTER_OK or AFTER_FAILED.
     """
     reader, entropy_figures = TokenReader(codec.tokenizer), Uncertainty("made")
     for number in range(36):
@@ -61,9 +61,9 @@ def test_k_is_the_number_of_uncertain_tokens_after_a_reply(uncertainty_of_trace:
 
 
 def test_k_is_found_for_ok_and_failed_calls_apart(codec: ChatCodec, make_trace: Any) -> None:
-    """Only failed replies are followed by uncertain words.
+    """Only replies of failed calls are followed by uncertain words.
 
-    More ok replies than failed ones would hide this in one group.
+    Averaged over all replies, this would not be visible, because most replies are ok.
     """
     reader, entropy_figures = TokenReader(codec.tokenizer), Uncertainty("made")
     for number in range(40):
@@ -151,7 +151,7 @@ def test_uncertain_words_soon_after_a_reply_are_reflection_and_others_forking(
 
 
 def test_code_numbers_and_markup_are_no_forking_words(codec: ChatCodec, make_trace: Any) -> None:
-    """All code and one word are the most uncertain tokens. Only the word counts as a fork."""
+    """The most uncertain tokens are those of the code and one word. Only the word counts as a fork."""
     reader, entropy_figures = TokenReader(codec.tokenizer), Uncertainty("made")
     for number in range(12):
         trace = make_trace(problem=f"p{number}", last="But it is 4.</reason>\n<answer>\\boxed{4}</answer>")
@@ -374,7 +374,7 @@ def _call(status: Any, output: str = "", code: str = "print(1)") -> ToolCall:
 
 
 def _trace(*turns: list[ToolCall], problem: str = "p", text: str = "x", **more: Any) -> Trace:
-    """Returns a trace of turns with these calls, and a last turn that answers."""
+    """Returns a trace with one turn for each list of calls, and a last turn that answers."""
     trace_turns = [
         Turn(text=text, start=3 * i, end=3 * i + 3, calls=each) for i, each in enumerate([*turns, []])
     ]

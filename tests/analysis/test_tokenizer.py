@@ -1,4 +1,4 @@
-"""A tokenizer that is read from its file alone reads tokens as transformers does."""
+"""A tokenizer that is loaded from its file alone decodes tokens as transformers does."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_replies_are_found_with_their_outcome_and_lost_calls_are_left_out(
 
 
 def _kinds(turn: Turn) -> list[tuple[str, str]]:
-    """Returns a turn's stretches of text of one kind, without white space."""
+    """Splits a turn's text where the kind changes. Returns (kind, text) pairs without surrounding white space."""
     stretches: list[tuple[str, str]] = []
     for letter, kind in zip(turn.text, kinds_of(turn).tolist(), strict=True):
         if stretches and stretches[-1][0] == KINDS[kind]:

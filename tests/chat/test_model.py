@@ -14,7 +14,7 @@ from rstar2.machine import GIB
 
 NAMING: dict[str, Any] = {"run": Path(), "model": "m", "url": "http://127.0.0.1:1", "api": "chat"}
 VALID_CHOICES = [{"run"}, {"model"}, {"url"}, {"url", "run"}, {"url", "model"}, {"url", "api"}]
-"""With a URL, a run or a model has the tokenizer."""
+"""In addition to a URL, a run or a model can name the tokenizer."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A chat waits for a server that went away. The wait starts when the chat notices."""
+"""A chat waits for a server that went away. The time limit counts from when the chat notices that."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Breaks:
     """An engine that writes two tokens, is silent for a minute of simulated time, and then breaks the connection.
 
     Args:
-        for_good: Whether every later connection breaks too.
+        for_good: Whether all later connections break too.
     """
 
     name = "breaks"

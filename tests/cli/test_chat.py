@@ -361,7 +361,7 @@ def test_a_transcript_of_something_else_or_of_another_format_is_refused(
 def test_a_limit_on_time_ends_an_answer_which_is_shown_so_far(
     standin: StandIn, judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time limit ends as soon as the first pieces were printed."""
+    """The test lets the time limit expire as soon as the first pieces are printed."""
     seconds = 3600
     limits: list[asyncio.Timeout] = []
     token_counts: list[int] = []

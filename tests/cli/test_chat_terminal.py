@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 FORMAT = patient(default_format())
 SOME_PIECES = 100
-"""The tokens of a recitation that the server writes before a pause: its first twenty words and some more."""
+"""Number of tokens of LONG that the server sends before it pauses: more than the first twenty words."""
 LONG = " ".join(f"word{number}" for number in range(1000))
 PRIORITY = os.getpriority(os.PRIO_PROCESS, 0)
 WIDEST_COMMAND = max(len(f"{name} {after}") for name, (after, _, _) in COMMANDS.items())
@@ -62,12 +62,13 @@ WAITS = f"""import os, time
 while os.getpriority(os.PRIO_PROCESS, 0) > {PRIORITY}:
     time.sleep(0.01)
 print('waited')"""
-"""A program that ends once its priority is the same as that of the tests."""
+"""A program that waits until its priority is the test process's priority, prints `waited`, and ends."""
 
 
 @pytest.fixture(scope="module")
 def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
-    """One server for all chats. It runs the program that a question contains. Otherwise it counts the questions."""
+    """One server for all chats. Its model runs the program that a question contains. For other questions it counts the
+    questions."""
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save_pretrained(folder)
     save_format(FORMAT, folder)
@@ -342,7 +343,7 @@ def test_a_server_that_is_killed_in_a_stream_is_said_and_continued_by_the_one_th
 ) -> None:
     """The first server stops in the middle of its answer.
 
-    The second server takes the requests that wait at the same port.
+    The second server accepts the connections that wait at the same port.
     """
     context = multiprocessing.get_context("spawn")
 
@@ -381,7 +382,8 @@ def test_a_server_that_is_killed_in_a_stream_is_said_and_continued_by_the_one_th
 
 
 def test_a_judge_that_is_killed_in_a_call_is_said_and_started_again(standin: StandIn) -> None:
-    """The program waits while its judge has a lower priority, so until the judge is killed."""
+    """The program waits as long as its judge has a lower priority. The new judge after the kill has the normal
+    priority."""
     with terminal("chat", "--url", standin.url) as person:
         person.comes_to_the_prompt()
         (supervisor,) = children(person.pid)

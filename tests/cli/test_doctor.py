@@ -1,4 +1,5 @@
-"""Tests of `rstar2 doctor` on the real machine. Stand-ins are put on its path, and some system calls are replaced."""
+"""Tests of `rstar2 doctor` on the real machine. Stand-ins for programs are on PATH, and some system calls are
+replaced."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def _findings(result: Result) -> dict[str, dict[str, Any]]:
 
 
 def _install_fake(folder: Path, name: str, version: str) -> Path:
-    """Creates a folder for the path in which a distribution seems to be installed."""
+    """Writes metadata to a folder, so that a distribution seems to be installed when the folder is in `sys.path`."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -61,7 +62,7 @@ def machine_result() -> Result:
 
 @pytest.fixture
 def gpu_path(tmp_path: Path) -> str:
-    """A path on which nvidia-smi answers, so that doctor does not ask torch for GPUs."""
+    """A value for PATH with an nvidia-smi that lists GPUs, so that doctor does not ask torch for GPUs."""
     rows = "\n".join(f"{number}, GPU-{number}, NVIDIA H200, 143771, 143000, 9.0" for number in range(2))
     folder = _executable(tmp_path / "gpu", "nvidia-smi", f"echo '{rows}'").parent
     return f"{folder}:{os.environ['PATH']}"
@@ -138,7 +139,7 @@ def test_a_training_stack_is_installed_in_the_versions_that_were_tested(
 def test_where_vllm_for_gpus_is_installed_the_laptop_path_needs_the_extra_for_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the laptop's stack, doctor would say that vLLM's torch is missing."""
+    """With the requirements of `laptop`, doctor would report that vLLM's torch is missing."""
     needed = {each.name: each.laptop for each in software.installed_extras(has_gpus=True)}
     assert (needed["extra laptop"], needed["extra gpu"]) == (True, False)
     monkeypatch.syspath_prepend(_install_fake(tmp_path, "vllm", "0.24.0"))
@@ -262,7 +263,7 @@ def test_only_what_the_laptop_path_needs_and_lacks_stops_it(state: Any, laptop: 
 def test_an_extra_that_is_not_installed_is_nothing_to_fix(
     monkeypatch: pytest.MonkeyPatch, gpu_path: str
 ) -> None:
-    """Has the packages that `eval` and `laptop` share, as an installation for hosted endpoints."""
+    """Only the packages that `eval` and `laptop` share are installed, as for hosted endpoints."""
     version = software.metadata.version
 
     def without_training(name: str) -> str:

@@ -181,7 +181,7 @@ def test_a_run_is_extended_by_samples_problems_and_benchmarks(
 
 
 def _complete_the_rest_once_it_stops(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the stand-in finish its answers once the command has noted Ctrl-C."""
+    """Lets the stand-in finish its answers once the command has reported Ctrl-C."""
     note = LiveView.note
 
     def record_note(view: LiveView, text: str) -> None:

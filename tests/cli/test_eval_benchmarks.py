@@ -110,7 +110,8 @@ def arena() -> list[str]:
 
 @pytest.fixture
 def model() -> Iterator[ChatStandIn]:
-    """Follows the first prompt, half of the third one, and the fourth one loosely. Its last reply cannot be checked."""
+    """Follows the first prompt, one of two instructions of the third, and the fourth loosely. The checker cannot check
+    its last reply."""
     replies = {"one.": "<think>two</think>one", "one and two.": "one", "three.": "THREE", "ask.": "what?"}
 
     def reply(body: dict[str, Any]) -> str:

@@ -94,7 +94,7 @@ def test_rows_are_graded_with_the_extra_for_it(environment: dict[str, str], tmp_
 def test_without_the_extra_no_row_is_graded_and_one_line_says_why(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """A missing package must not become a verdict."""
+    """The command must not report a missing package as a verdict."""
     source = tmp_path / "rows.jsonl"
     source.write_text(json.dumps({"gold": "\\frac{\\pi}{4}", "pred": "\\arctan 1"}) + "\n")
     result = _rstar2(environment, "grade", str(source))
@@ -165,7 +165,8 @@ WORKS = {
 
 
 def _uses(folder: Path) -> dict[str, list[str]]:
-    """One use of every verb, and of `judge mcp`, that ends by itself. Later uses read the run of `eval`."""
+    """Returns a command line for every verb, and for `judge mcp`. Each command ends by itself. Some read the run of
+    `eval`."""
     run, absent = str(folder / "run"), str(folder / "absent")
     return {
         "doctor": ["doctor", "--json"],

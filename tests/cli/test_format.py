@@ -1,4 +1,4 @@
-"""Tests that `rstar2 format show` prints what a model sees. Every verb refuses another format than the model's."""
+"""Tests that `rstar2 format show` prints what a model sees. Every verb refuses a format that is not the model's."""
 
 from __future__ import annotations
 

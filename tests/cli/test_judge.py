@@ -30,7 +30,7 @@ class Shell:
         return rstar2("judge", *words, stdin=stdin, env=self.environment)
 
     def process(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Runs the verb in its own process, which the judge can outlive."""
+        """Runs the verb in its own process. The judge can continue after this process ends."""
         return subprocess.run(
             [sys.executable, "-m", "rstar2", "judge", *words],
             env=self.environment,

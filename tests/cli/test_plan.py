@@ -98,7 +98,7 @@ def test_the_table_shows_every_stage_and_what_does_not_fit(model: Path) -> None:
 
 
 def test_the_table_fits_80_columns_and_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No cell is wrapped. Every block has a heading with its unit, and hours have a sum."""
+    """No cell is wrapped. Every block has a heading with its unit, and the block of hours has a row with the total."""
     monkeypatch.setenv("COLUMNS", "80")
     line = ["plan", "--model", "Qwen/Qwen3-14B", "--profile", "8xh100"]
     result = rstar2(*line)

@@ -106,9 +106,9 @@ def test_gpus_that_are_not_here_are_told_before_a_model_is_downloaded(
 def test_rollouts_on_gpus_need_vllm_before_anything_starts(
     verb: str, asks: bool, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without vLLM, the engines fail after minutes.
+    """Without this check, the engines would fail only after minutes.
 
-    SFT has no engines, and on a CPU our own engine makes the rollouts.
+    SFT has no engines, and training on a CPU uses rstar2's own engine.
     """
     monkeypatch.setattr("rstar2.cli.training.find_spec", lambda name: None if name == "vllm" else name)
     monkeypatch.setattr("rstar2.train.hardware.check_hardware", _stop)

@@ -1,4 +1,4 @@
-"""Tests of the value that answers a question in the form that RL rewards."""
+"""Tests of finding the value that a reply states, so that it can be written in the form that RL rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of the built-in problems. They are solvable and disjoint, and tool outputs are those of the judge."""
+"""Tests of the built-in problems. They can be solved, training and held-out ones are disjoint, and their tool outputs
+equal those of the judge."""
 
 from __future__ import annotations
 

@@ -419,7 +419,8 @@ def test_a_pattern_that_cannot_work_is_refused_before_a_row_is_read(
 
 
 def test_settings_that_are_not_used_are_not_in_the_card(tmp_path: Path) -> None:
-    """A set that an earlier version prepared stays the same set, although its card lacks these settings."""
+    """The card of a set from an earlier version lacks these settings. The command must still accept it as the same
+    set."""
     recipe = own_recipe(tmp_path, "filters = ['figures']\n[sources.p]\n")
     words = (
         "data",

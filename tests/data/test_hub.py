@@ -58,7 +58,7 @@ def text(file: Path, content: str) -> None:
 
 
 def varied(name: str, count: int, old: str, new: str) -> list[dict[str, Any]]:
-    """Returns rows of a source that differ in one word."""
+    """Returns rows of a source that differ from each other in one text."""
     line = json.dumps(ROWS[name], ensure_ascii=False)
     assert old in line
     return [json.loads(line.replace(old, new.format(n=n))) for n in range(count)]

@@ -25,7 +25,7 @@ from rstar2.errors import UserError
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 
 CALLS = ("toolace", "apigen-mt", "glaive-v2", "glaive-sharegpt")
-"""Sources of function calls. Their rows in `ROWS` have the same content."""
+"""Sources of function calls. The rows of these sources in `ROWS` have the same content."""
 
 
 def lines(path: Path, *rows: object) -> Path:
@@ -978,7 +978,7 @@ def test_glaives_system_text_loses_its_functions_and_its_usual_words_alone(
 
 
 def code_of(tmp_path: Path, solution: str) -> tuple[str | None, str]:
-    """Returns the text before the call and the code that a solution becomes."""
+    """Converts a solution to a call. Returns the text before the call, and the code of the call."""
     message = one(tmp_path, "magicoder", changed("magicoder", solution=solution))["messages"][-1]
     (call,) = message["tool_calls"]
     return message["content"], json.loads(call["function"]["arguments"])["code"]

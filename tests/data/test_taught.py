@@ -1,4 +1,5 @@
-"""Tests that SFT teaches, in every format, what its own prompts ask for, from the position where generation begins."""
+"""Tests that SFT teaches, in every format, the form that its prompts request. Training begins where generation
+begins."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def codec_of(format_name: str, tokenizer: Any) -> ChatCodec:
 
 
 def check_begins_as_generation_does(codec: ChatCodec, row: dict[str, Any]) -> int:
-    """Checks that each learned turn follows the ids that a rollout gets at this position.
+    """Checks that the tokens before each learned turn equal the prompt that a rollout gets at this position.
 
     Returns the number of learned turns.
     """

@@ -140,7 +140,8 @@ def test_a_source_without_its_file_or_with_a_name_that_is_taken_is_refused(folde
 
 
 def test_the_settings_of_other_sources_are_written_as_before() -> None:
-    """A set that an earlier version began or finished is the same set."""
+    """Settings are saved as in earlier versions, so that the command accepts sets that these versions began or
+    finished."""
     assert SourceSettings(count=3).model_dump(mode="json") == {"count": 3}
     assert SourceSettings(object="a:B").model_dump(mode="json") == {"count": None, "object": "a:B"}
 

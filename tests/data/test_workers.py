@@ -1,4 +1,5 @@
-"""Tests of the processes that read rows. They end with their parent in any case, and leave Ctrl-C to it."""
+"""Tests of the processes that read rows. They end when their parent ends for any reason, and only the parent handles
+Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The lines of docs/chat.md that ask the demo's model something, with a model that the demo trained: it answers right.
+"""Tests that a model of the demo correctly answers the questions that docs/chat.md asks it.
 
-RSTAR2_DEMO names a finished run of the demo; without it one is made, as `rstar2 demo` makes it.
+RSTAR2_DEMO names a finished run of the demo. If it is not set, the test runs the demo as `rstar2 demo` does.
 """
 
 from __future__ import annotations

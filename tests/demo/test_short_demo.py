@@ -1,6 +1,6 @@
-"""The demo as a user runs it, from its data to its report, with one step in each stage, which is too few to learn.
+"""The demo as a user runs it, from its data to its report. Each stage has only one step, so the model learns nothing.
 
-Demos that learn, are killed and resume are those of `test_whole_demo.py`.
+`test_whole_demo.py` tests that the demo learns, and that it resumes after a kill.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The demo as a user runs it, with fewer steps: it learns, survives a kill, and cannot learn from a constant.
+"""The demo as a user runs it, with fewer steps: it learns, resumes after a kill, and learns nothing from a constant
+reward.
 
-One run serves all tests: it is killed in stage 2 and in stage 3 and started again; its stage 3 has a constant reward
+All tests use one run. It is killed in stage 2 and in stage 3, and is then started again. Stage 3 has a constant reward
 and is asynchronous.
 """
 

@@ -81,7 +81,8 @@ def test_every_page_can_be_reached_from_the_index() -> None:
 
 
 def test_no_command_has_a_placeholder() -> None:
-    """Users copy commands. A value that cannot be written, such as the address of an index, is described in words."""
+    """Users copy commands. Text must describe values that differ between users, such as the address of a package
+    index."""
     placeholders = {
         str(page.relative_to(ROOT)): matches
         for page in PAGES
@@ -117,7 +118,7 @@ def test_every_recipe_key_is_described() -> None:
 _CODE_PATH = re.compile(
     r"`((?:rstar2|tests|recipes|examples|benchmarks|docs|deploy)/(?:[\w./-]*(?:/|\.\w+))?)(?::([\w.]+))?`"
 )
-"""A folder, a file, or something in a file; `rstar2/lost_calls` is a metric."""
+"""Matches a folder, a file, or `file:name`. It does not match metrics such as `rstar2/lost_calls`."""
 
 
 def _names(path: Path) -> set[str]:

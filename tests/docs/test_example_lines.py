@@ -1,9 +1,9 @@
-"""Every example line of the commands' help, of README and of docs/ runs, and so does Python of README and docs/.
+"""Tests that all example lines of help texts, README and docs/ run, and so does all Python of README and docs/.
 
-What is not available here has a stand-in: a GPU and minutes of training (`--dry-run` and `--print-command`, which find
-the model and make VERL's and vLLM's commands), a model that learnt something (an untrained one of the demo's shape),
-vLLM, and the hub. The judge's own services are started by tests/judge, servers by tests/serve, harnesses by
-tests/eval/harnesses; here their lines are only parsed.
+Lines that need a GPU or minutes of training run with `--dry-run` or `--print-command`, which find the model and print
+the command for VERL or vLLM. Untrained models of the demo's shape replace trained ones. vLLM and the hub have stand-
+ins. Lines that start a judge, a server or a harness are only parsed here, because tests/judge, tests/serve and
+tests/eval/harnesses start these.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ MAKERS = {
         ("chats/lamps", "--transcript"),
     )
 }
-"""For a line that reads the files of another line: the other line."""
+"""Dict from a folder to the line that creates it. Other lines read the folder."""
 
 
 def _is_only_parsed(line: str) -> bool:
-    """Returns True if a line needs a service in the background or a harness's environment, or trains for minutes.
+    """Returns True if a line trains for minutes, or needs a background service or a harness's environment.
 
     Services are a judge, a server or an evaluation. tests/doctor runs the checks of a GPU machine.
     """
@@ -277,7 +277,8 @@ def _the_hub_and_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint) -> CommandResult:
-    """Runs a line with few short samples. Addresses of other machines become those of services on this machine."""
+    """Runs a line with few short samples. Addresses of other machines are replaced by those of services on this
+    machine."""
     if "--api chat" in line:
         line = line.replace("http://127.0.0.1:8000", endpoint.url)
     for there in ("http://gpu:8000", "http://127.0.0.1:8000"):

@@ -1,4 +1,5 @@
-"""Tests of the folders examples/own_*. Each one runs exactly as its README says, in a copy as a user makes it."""
+"""Tests of the folders examples/own_*. Each test runs the commands of a folder's README in a copy of the folder, as a
+user would."""
 
 from __future__ import annotations
 

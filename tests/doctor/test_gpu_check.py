@@ -161,7 +161,7 @@ def test_the_page_names_the_bound_of_all_checks() -> None:
 
 @pytest.fixture
 def fake_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the real checks by made-up ones."""
+    """Replaces the real checks by fake ones."""
     names = ("passes", "killed", "lacks", "finds_fault", "passes")
     monkeypatch.setattr(runner, "CHECKS", {f"{name}{at}": check(name) for at, name in enumerate(names)})
     monkeypatch.setattr(runner, "ENVIRONMENT", "passes0")

@@ -14,7 +14,8 @@ WIDTH, HIDDEN = 32, 64
 
 
 def _smallest_model(path: Path) -> None:
-    """Write one random layer of Llama and a byte-level tokenizer. Its end of turn is the third token, as in SmolLM2."""
+    """Write one random layer of Llama and a byte-level tokenizer. Its end-of-turn token is the third token, as in
+    SmolLM2."""
     import gguf
     import numpy
     from tokenizers import pre_tokenizers

@@ -19,7 +19,8 @@ from rstar2.files import write_json
 
 @pytest.fixture(autouse=True)
 def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write three runs: one with a model of each of two stages, one with only the first model, and an evaluation."""
+    """Write three runs: a training with the models of two stages, a training with the model of stage 1 only, and an
+    evaluation."""
     monkeypatch.chdir(tmp_path)
     for folder in ("done/stage1", "done/stage2", "begun/stage1"):
         write_json(Path("runs", folder, "model", "config.json"), {"model_type": "qwen3"})

@@ -1,4 +1,4 @@
-"""Several engines of one model: the choice of a rollout's engine, and engines that go away."""
+"""Several engines of one model: the choice of a rollout's engine, and engines that stop answering."""
 
 from __future__ import annotations
 

@@ -33,11 +33,11 @@ class Proxy:
     def __init__(self, target: str) -> None:
         self.url = ""
         self.heads: list[str] = []
-        """The head of each request to it."""
+        """The headers of each request to the proxy."""
         self.answers = ""
-        """The status and words with which it refuses all requests; empty if it passes them on."""
+        """The status and reason with which it rejects all requests; empty if it forwards them."""
         self.login = False
-        """Whether it wants the user me with the password secret."""
+        """Whether it requires the user name `me` and the password `secret`."""
         self._target = urlsplit(target)
 
     @asynccontextmanager
@@ -87,7 +87,7 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A self-signed certificate, with its key, of api.example and the proxy. Clients do not trust it by default."""
+    """A self-signed certificate for api.example and the proxy, with its key. Clients do not trust it by default."""
     path = tmp_path_factory.mktemp("tls") / "both.pem"
     names = "subjectAltName=DNS:api.example,IP:127.0.0.1"
     words = [

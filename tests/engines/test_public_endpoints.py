@@ -368,7 +368,8 @@ def test_the_lengths_in_every_wording_are_read_as_what_they_are(wording: str) ->
 async def test_a_short_prompt_that_stays_refused_for_the_context_is_an_error(
     endpoint: PublicEndpoint,
 ) -> None:
-    """If a server's message about the context means something else, its model must not get a grade for it."""
+    """The prompt is short, so the server's message has another cause. The sample must not be graded as one that is too
+    long."""
     endpoint.models = [{"id": "m", "max_model_len": 32_768}]
     endpoint.checks = lambda body: Reply({"error": {"message": "prompt is too long"}}, 400)
     async with open_endpoint(endpoint) as model:

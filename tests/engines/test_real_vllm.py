@@ -5,8 +5,9 @@ vLLM needs a separate environment, so these tests are collected only if RSTAR2_V
 
     RSTAR2_VLLM_PYTHON=.venv-vllm/bin/python python -m pytest tests/engines/test_real_vllm.py
 
-Most tests share one server, which `rstar2 serve --with-tools` starts: its engine takes token ids, its agent chats. A
-chat with SmolLM2 starts a second server. SmolLM2 calls Python after worked examples.
+Most tests share one server, which `rstar2 serve --with-tools` starts: tests use both its engine (token ids) and its
+agent (chat messages). A chat with SmolLM2 starts a second server. SmolLM2 calls Python because its prompt contains
+worked examples.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from rstar2.train.scheduler.metrics import Reading, read_vllm
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 CONTEXT = 512
 MODEL_NAME = "tiny"
-"""What clients call the served model."""
+"""The name of the served model."""
 SAMPLED = Sampling(temperature=0.5, max_tokens=24, seed=7)
 GREEDY = Sampling(temperature=0.0, max_tokens=24)
 
@@ -248,7 +249,7 @@ async def test_greedy_log_probabilities_of_both_engines_are_those_of_a_forward_p
 
 @pytest.mark.parametrize("handed_over", [True, False])
 def test_plain_requests_to_a_taught_model_end_at_the_end_of_a_turn(tmp_path: Path, handed_over: bool) -> None:
-    """If a folder's files still have the base model's end of text, `serve` needs options that name the format."""
+    """If the files of a folder name the base model's EOS token, `serve` needs options that name the format."""
     taught = overfitted_model(tmp_path / "model")
     words = ["--format", "demo", "--force-format"]
     if handed_over:

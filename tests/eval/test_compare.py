@@ -110,7 +110,7 @@ def test_problems_of_one_run_only_are_left_out_and_counted(tmp_path: Path) -> No
 
 
 def test_samples_that_a_later_start_made_are_no_longer_called_failed(tmp_path: Path) -> None:
-    """Three of twenty samples failed. The next start made two of them, and was killed."""
+    """Three of twenty samples failed. The resumed run generated two of them, and was killed."""
     run = write_run(tmp_path / "a", problems=10, samples=2)
     traces, results = (run / "aime24" / name for name in ("traces.jsonl", "results.json"))
     traces.write_text("".join(traces.read_text().splitlines(keepends=True)[:-1]))

@@ -14,7 +14,7 @@ BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "eval_driver.py
 
 @pytest.mark.slow
 def test_every_rollout_is_answered_and_both_rates_are_reported() -> None:
-    """The pace is so high that the server never delays a reply. `driven` fails unless every answer is right."""
+    """The pace is so high that the server never delays a reply. `driven` fails if any answer is wrong."""
     words = [
         "--samples",
         "100",

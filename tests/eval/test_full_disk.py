@@ -1,4 +1,4 @@
-"""An evaluation reports a full disk at once, whichever part of the program meets it first."""
+"""An evaluation reports a full disk immediately, whichever of its processes fails first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _fill(disk: Path) -> None:
 
 
 def test_progress_names_a_disk_without_room_while_no_service_complains(tmp_path: Path) -> None:
-    """The judge can meet the full disk first. It then retries its queue without a message."""
+    """The judge can fail first because of the full disk. It then retries its queue without a message."""
     with small_disk(tmp_path / "disk", DISK) as disk:
         meter = Meter(Services(RetryPolicy(300.0)), [([], 1)], (disk / "aime24",))
         assert meter.read().trouble is None

@@ -22,7 +22,7 @@ def oracle(run: Path, judge: JudgeHandle, *words: str) -> CommandResult:
 
 @pytest.mark.slow
 def test_the_grader_or_a_function_of_the_users_decides(tmp_path: Path, judge: JudgeHandle) -> None:
-    """The oracle answers the first problem wrong."""
+    """The oracle answers the first problem wrongly."""
     first_run = oracle(tmp_path / "run", judge, f"{MODULE}:BENCHMARK", f"{MODULE}:LENIENT")
     assert first_run.code == 0, first_run.stderr
     for name, correct, rule in (

@@ -1,4 +1,4 @@
-"""The statistics: known values, coverage by simulation, and sane edges."""
+"""The statistics: known values, coverage in simulations, and edge cases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rstar2.eval.statistics import (
 )
 
 SIMULATIONS = 600
-"""The standard error of a coverage of 95 % is then 0.9 points, so that 92 % is more than three below."""
+"""A coverage of 95 % then has a standard error of 0.9 points, so 92 % is more than three standard errors below it."""
 
 
 BETA_GRID = np.sin(np.pi / 2 * (np.arange(20_000) + 0.5) / 20_000) ** 2
@@ -171,7 +171,8 @@ def test_if_no_problem_differs_the_interval_is_the_rule_of_three(problems, sampl
 
 @pytest.mark.parametrize(("gains", "losses"), [(1, 0), (3, 0), (4, 0), (9, 3), (30, 0), (2, 2)])
 def test_each_bound_solves_its_equation_for_single_samples(gains, losses):
-    """A bound's squared distance is Student's, plus 3/P per unit of distance that only unseen flips can explain."""
+    """The squared distance of a bound from the mean is that of Student's t, plus 3/P times the distance that only
+    unseen flips explain."""
     problems = 30
     differences = np.array([1.0] * gains + [-1.0] * losses + [0.0] * (problems - gains - losses))
     paired = paired_mean(differences)

@@ -1,4 +1,4 @@
-"""Hostile and legitimate programs, sent through HTTP: they come out as their case says, the host is unharmed."""
+"""Hostile and legitimate programs over HTTP: each has an outcome that its case allows, and the host is unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 
 
 class OverHttp:
-    """What the attack runner uses in place of a sandbox."""
+    """Runs programs over HTTP. The attack runner uses it in place of a sandbox."""
 
     def __init__(self, url: str) -> None:
         self.client = httpx.Client(base_url=url, timeout=2 * TIMEOUT_S, trust_env=False)
@@ -42,7 +42,8 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundi
 
 @pytest.fixture(scope="module")
 def judge(surroundings: Surroundings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A judge whose worker has a secret in its environment; one worker, so that it is asked afterwards."""
+    """A judge whose worker has a secret in its environment. It has only one worker, so that a later program runs on the
+    same worker."""
     del surroundings  # It sets the secret.
     with running_judge(tmp_path_factory.mktemp("judge"), workers=1) as handle:
         [worker] = parts(handle, "rstar2.judge.worker.main")

@@ -80,7 +80,7 @@ def all_gone(pids: Iterable[int]) -> bool:
 
 
 def returned_have_run(judge: JudgeHandle) -> bool:
-    """Returns whether all programs of dead workers have run again. Returns False if the queue does not answer."""
+    """Returns whether all programs of dead workers have been run again. Returns False if the queue does not answer."""
     with contextlib.suppress(redis.RedisError), redis.Redis.from_url(judge.redis_url) as client:
         unfinished = {entry for entry, _ in client.xrange(tasks.TASKS)}
         return unfinished.isdisjoint(client.hkeys(tasks.TRIES))

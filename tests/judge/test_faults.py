@@ -1,4 +1,4 @@
-"""Under faults, every program is answered once and rightly, and the judge recovers."""
+"""Under faults, every program is answered once and correctly, and the judge recovers."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_a_client_that_disconnects_has_its_queued_programs_dropped(judge: JudgeH
 
 
 def restart(server: EmbeddedRedis) -> None:
-    """Start a queue again, on its port, which meanwhile may be that of somebody's connection."""
+    """Start a queue again on its port. Retries, because another connection may be using the port."""
 
     def is_back() -> bool:
         with contextlib.suppress(Failure):

@@ -148,7 +148,7 @@ def test_every_combination_of_versions_answers_every_call(
 
 @contextmanager
 def loaded(users: tuple[Version, ...], url: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Simulate users who run programs all the time. At the end of the block they finish their last programs."""
+    """Simulate users who run programs continuously. At the end of the block they finish their last programs."""
     processes = [user.python(LOAD, url) for user in users]
     try:
         yield processes

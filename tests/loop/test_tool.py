@@ -276,7 +276,7 @@ def only_alone(number: int) -> int:
 only_alone.__annotations__["number"] = Final[int]
 """An annotation that is an object, as in a module without `from __future__ import annotations`.
 
-`typing` rejects it as a text.
+`typing` rejects the same annotation as a string.
 """
 
 
@@ -368,7 +368,7 @@ async def test_a_format_names_a_tool_of_a_module_beside_it_and_keeps_the_name(tm
 
 
 def test_a_format_without_own_tools_has_the_digest_that_it_had() -> None:
-    """Unused keys do not count, so a run that an earlier version began can be resumed."""
+    """The digest ignores unused keys, so that a run from an earlier version can be resumed."""
     values = default_format().model_dump(exclude={"examples", "tool_objects", "family", "family_options"})
     earlier = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
     assert default_format().digest == hashlib.sha256(earlier.encode()).hexdigest()

@@ -37,7 +37,8 @@ TABLE = {"name": "calls_kinds", "title": "How calls ended", "caption": "share: o
 
 
 def _shade(trace: Trace) -> tuple[list[int], list[int]]:
-    """Returns characters and marks for invented tokens of four letters. The first token of each turn is marked."""
+    """Splits turns into invented tokens of four letters. Returns the length and the mark of each token. The first token
+    of each turn is marked."""
     characters: list[int] = []
     marks: list[int] = []
     for number, turn in enumerate(trace.turns):

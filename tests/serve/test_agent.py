@@ -263,7 +263,7 @@ def test_the_answer_ends_before_a_stop_text_that_thoughts_and_programs_may_hold(
 async def test_a_stop_text_ends_the_rollout_of_a_model_that_would_go_on(
     codec: ChatCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine writes the turn token by token. It is cancelled as soon as the answer contains the stop text."""
+    """The engine writes the turn token by token. The agent cancels it as soon as the answer contains the stop text."""
     turn = codec.turn("So.</reason>\n<answer>one two three four</answer>")
     streamed_ids: list[int] = []
     generation_ended = asyncio.Event()

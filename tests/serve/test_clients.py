@@ -34,7 +34,7 @@ PACKAGES = {
     "lm_eval": "lm-eval[api]==0.4.13",
 }
 OTHER_PACKAGES = ("openai==3.57.0",)
-"""What they share; inspect-ai does not bring it."""
+"""Packages that all clients use and that inspect-ai does not install."""
 REPORTED_FIELDS = {
     "litellm": {"whole", "streamed", "reasoning"},
     "langchain": {"whole", "streamed", "structured"},
@@ -43,7 +43,7 @@ REPORTED_FIELDS = {
     "inspect_ai": {"whole", "right", "reasoning"},
     "lm_eval": {"whole", "right"},
 }
-"""What each library shows of an answer, and what `clients` reports of it."""
+"""The parts of an answer that each library makes available, and that `clients` therefore reports."""
 THOUGHT = "I multiply.\n\n```python\nprint(6 * 7)\n```\n\n```text\n42\n```\n\nIt is 42."
 
 

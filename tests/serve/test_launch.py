@@ -1,4 +1,4 @@
-"""Messages from a server's log: its progress while it loads, and the cause if it ends."""
+"""Messages from a server's log: its progress while it loads, and the cause of its failure."""
 
 from __future__ import annotations
 

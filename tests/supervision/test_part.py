@@ -13,7 +13,8 @@ STOP_S = 1.0
 
 
 class _Owner:
-    """Counts the starts and deaths of a process. The second start fails, and more than one death is an error."""
+    """Starts a process, and counts its starts and deaths. The second start fails, and the second death raises an
+    error."""
 
     def __init__(self) -> None:
         self.starts = self.died = 0

@@ -30,5 +30,5 @@ class Clock:
 
 
 def policies_on(clock: Clock) -> Callable[..., RetryPolicy]:
-    """Return a factory of retry policies on a clock. Its argument is the wait in the clock's seconds."""
+    """Return a function that creates a retry policy on a simulated clock. Its first argument is the wait in seconds."""
     return lambda wait_s, *pauses: RetryPolicy(wait_s, *pauses, clock=clock, sleep=clock.sleep)

@@ -125,14 +125,14 @@ class StandIns:
         }
 
     def behaves(self, *lines: str) -> None:
-        """Set what the next starts of the trainer do, one line each: `STEPS EXIT_CODE`, or `STEPS EXIT_CODE waits`.
+        """Set what the trainer does when it is next started, one line per start: `STEPS EXIT_CODE [waits]`.
 
         With `waits`, the trainer waits for a signal before it exits.
         """
         (self.folder / "behaviour").write_text("\n".join(lines))
 
     def behaves_really(self, words: list[str]) -> None:
-        """Make the first start of the trainer run the real `rstar2` with these arguments."""
+        """Run the real `rstar2` with these arguments when the trainer is started for the first time."""
         trainer, first = self.folder / "trainer.py", self.folder / "first-start"
         first.touch()
         real = [sys.executable, "-m", "rstar2", *words]
@@ -143,11 +143,11 @@ class StandIns:
         )
 
     def cluster_has(self, *answers: str) -> None:
-        """Set the next answers to requests for the nodes of the Ray cluster; an empty one means no answer."""
+        """Set the next answers to requests for the nodes of the Ray cluster. An empty string means no answer."""
         (self.folder / "cluster").write_text("".join(f"{answer}\n" for answer in answers))
 
     def plans(self, *seconds: float) -> None:
-        """Set what `rstar2 plan --json` prints for the stages."""
+        """Set the `signal_before_s` that `rstar2 plan --json` prints for each stage."""
         stages = {f"stage{n}": {"checkpoint": {"signal_before_s": s}} for n, s in enumerate(seconds, 1)}
         (self.folder / "plan.json").write_text(json.dumps({"stages": stages}))
 

@@ -31,7 +31,7 @@ TOKENS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "nemotron-3": (_CHATML, _HERMES),
 }
-"""By family: the special tokens, with the end-of-text token first, and the tags, which are single tokens too."""
+"""Dict from a family to its special tokens, the EOS token first, and its tags, which are also single tokens."""
 
 
 def family_tokenizer(family: str) -> Any:

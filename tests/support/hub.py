@@ -35,7 +35,8 @@ class Hub:
         self.root = root
         self.gated: set[str] = set()
         self.sent: Counter[str] = Counter()
-        """Bytes of bodies that were sent, by `OWNER/NAME/PATH`. The key `api` counts everything that is not a file."""
+        """Bytes of the sent bodies, keyed by `OWNER/NAME/PATH`. The key `api` counts all responses that are not
+        files."""
         self.requests: list[str] = []
         self.url = ""
 

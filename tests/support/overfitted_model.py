@@ -44,7 +44,8 @@ def overfitted_model(
 
     Args:
         messages: The conversation; by default the first built-in one with a tool call.
-        low: The mean loss per token at which training ends. From about 0.1 on, rollouts at temperature 1 differ.
+        low: The mean loss per token at which training ends. If it is about 0.1 or more, rollouts at temperature 1
+            differ.
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -32,7 +32,7 @@ class Group:
     output: str = "7"
     """The judge's answer to every call."""
     says: dict[str, str] | None = None
-    """By outcome, extra text that the rollouts write."""
+    """Extra text that the rollouts write, keyed by outcome."""
     recoveries: str = ""
     """The rollouts that start after each failed call, in the same notation."""
 
@@ -55,7 +55,7 @@ class Update:
     """The gradient of each parameter, after VERL has clipped the norm."""
     metrics: dict[str, Any] = field(default_factory=dict)
     advantages: dict[str, tuple[float, torch.Tensor]] = field(default_factory=dict)
-    """By trajectory, named GROUP_SESSION_0: the reward, and the advantages of the tokens in the loss."""
+    """Dict from a trajectory, named GROUP_SESSION_0, to its reward and the advantages of its tokens in the loss."""
     tokens: int = 0
     """The number of tokens in the loss."""
     micro_batches: list[list[int]] = field(default_factory=list)
@@ -83,7 +83,7 @@ class FailedStep:
     failure: str
     updates: int
     attempts: int
-    """The number of times that the step was rolled out."""
+    """The number of attempts to generate the rollouts of the step."""
     faults: list[str]
     """The lines that the user's terminal showed before the failure."""
 

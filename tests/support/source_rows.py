@@ -1,4 +1,4 @@
-"""A row of every training source, with its real columns."""
+"""One row of each training source, with its real columns."""
 
 from __future__ import annotations
 

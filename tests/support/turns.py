@@ -1,4 +1,4 @@
-"""The text between two turns of a model, with a person's next question."""
+"""Builds the tokens between two turns of a model, when a person asks the next question."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rstar2.loop.turns.codec import ChatCodec
 
 
 def user_turn(codec: ChatCodec, text: str) -> list[int]:
-    """Return the token ids between an answer and the next turn, with a person's next question."""
+    """Return the token ids between an answer and the next turn. They contain a person's next question."""
     bridge = codec.bridge([], [], [{"role": "user", "content": text}])
     assert bridge is not None
     return bridge

@@ -9,7 +9,7 @@ TIMEOUT_S = 300.0
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
-    """Poll a condition until it holds. The longer it takes, the longer the intervals.
+    """Poll a condition until it holds. The intervals between polls grow with time.
 
     Raises:
         AssertionError: The condition does not hold in time.

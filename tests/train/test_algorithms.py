@@ -1,4 +1,4 @@
-"""Tests of objectives by name: VERL accepts their keys, and computes with them."""
+"""Tests of named objectives: VERL accepts their keys, and uses them in its computation."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_a_corrections_bounds_are_its_own_unless_they_are_named() -> None:
 def advantages_of(recipe: StageRecipe, tmp_path: Path, shorter: int = 0) -> list[float]:
     """Returns VERL's advantage of each rollout of two groups with rewards 1, 0, 0, 0 and 1, 1, 1, 0.
 
-    Rollouts have three tokens. Those of the second group have `shorter` tokens fewer.
+    Rollouts have three tokens. Rollouts of the second group have `shorter` fewer tokens.
     """
     import torch
     from verl import DataProto
@@ -301,7 +301,7 @@ def test_maxrl_has_no_advantage_if_no_rollout_of_the_group_is_right() -> None:
 @needs("verl")
 @pytest.mark.parametrize("name", ["gpg", "pass-k"])
 def test_empty_rollouts_change_no_advantage(name: str, tmp_path: Path) -> None:
-    """VERL fills a batch up with empty rollouts. GPG's scale counts them, and pass@k refuses a single rollout."""
+    """VERL pads a batch with empty rollouts. GPG's scale counts them, and pass@k refuses a single rollout."""
     import torch
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
@@ -325,7 +325,8 @@ def test_empty_rollouts_change_no_advantage(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs("verl")
 def test_a_problem_weighs_what_another_does_however_long_its_rollouts_are(tmp_path: Path) -> None:
-    """By hand: 12 and 4 tokens, 8 on average. Advantages of the longer group count 8 / 12, those of the other 8 / 4."""
+    """The groups have 12 and 4 tokens, 8 on average. So the longer group has the weight 8 / 12, and the other has 8 /
+    4."""
     alike = advantages_of(recipe_of("grpo"), tmp_path, shorter=2)
     advantages_by_problem = advantages_of(
         recipe_of("grpo", "algorithm.loss_weights=problems"), tmp_path, shorter=2

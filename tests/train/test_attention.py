@@ -99,9 +99,9 @@ def test_a_key_of_the_models_config_that_verl_would_not_read_is_refused() -> Non
 
 
 def test_padded_rows_on_a_gpu_are_refused() -> None:
-    """VERL mixes long and short rows there, and counts tokens without padding.
+    """On GPUs, VERL mixes long and short rows, and counts tokens without padding.
 
-    `update_tokens` would not bound memory.
+    So `update_tokens` would not limit memory.
     """
     with pytest.raises(UserError, match='"padded" is for a CPU'):
         stage_recipe(1, "8xh100", ["hardware.attention=padded"])

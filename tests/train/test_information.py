@@ -20,7 +20,7 @@ LENGTH = 60
 def texts(problems: int, rollouts: int, own_share: float, seed: int = 0) -> Texts:
     """Rollouts with noise.
 
-    The share `own_share` of them have a text that only their problem has; the others share one text.
+    A share `own_share` of the rollouts has the text of its problem. The others have a text that all problems share.
     """
     rng = Random(seed)
 

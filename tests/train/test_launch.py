@@ -39,7 +39,7 @@ def run(tmp_path: Path, code: str, hung_after_s: float = 600.0) -> list[dict[str
 
 
 class Clock:
-    """A clock for the process that watches the trainer. Its time passes only between two looks, as the test says."""
+    """A simulated clock for the process that watches the trainer. `passes` returns the seconds between two checks."""
 
     def __init__(self, passes: Callable[[], float]) -> None:
         self._now = 0.0
@@ -135,7 +135,7 @@ def test_a_trainer_that_only_prints_is_hung(tmp_path: Path, monkeypatch: pytest.
 def test_a_trainer_that_rolls_out_updates_or_saves_is_not_hung(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str
 ) -> None:
-    """The trainer works for twenty times the time that is allowed without a sign of life."""
+    """The trainer works twenty times as long as it may be without a sign of life."""
     monkeypatch.setattr(launch, "SAVING_POLL_S", 0.5)
     path, end_file, count = tmp_path / sign, tmp_path / "done", 0
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -266,7 +266,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_a_signal_before_the_first_step_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trainer that loads its model would lose nothing, and its first step may take hours."""
+    """A trainer that is loading its model loses nothing when it is ended, and its first step may take hours."""
     loading = f"open({str(tmp_path / ACTIVITY_FILE)!r}, 'w').write('{{\"phase\": \"loading the model\"}}')"
 
     def passes() -> float:
@@ -391,7 +391,7 @@ LEAVES_AN_ERROR = (
 
 @pytest.mark.parametrize("then", ["import time; time.sleep(3600)", "raise RuntimeError('no rollouts')"])
 def test_an_error_that_a_process_of_the_trainer_leaves_ends_it_at_once(tmp_path: Path, then: str) -> None:
-    """The trainer would either continue for hours with failing rollouts, or end because of them."""
+    """By itself, the trainer would continue for hours with failing rollouts, or end with a different error."""
     signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path, 1e6)
     code = LEAVES_AN_ERROR.format(folder=str(tmp_path)) + then
     with pytest.raises(UserError, match="the judge at http://judge refused the token") as excinfo:

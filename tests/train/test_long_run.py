@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(3600), nee
 
 SCALE = 1000
 HUNG_AFTER_S = 120.0
-"""Longer than a process of the rehearsal usually takes to start. Meanwhile it gives no sign of life."""
+"""Longer than a process of the rehearsal usually needs to start. During its start it gives no sign of life."""
 FAULTS = {
     "stage1 4": "kill in rollouts",
     "stage1 8": "hung update",
@@ -45,9 +45,9 @@ FAULTS = {
     "stage3 4": "kill of the command",
 }
 LIMITS = {"stage1": 12, "stage3": 8}
-"""The steps of stages after which Slurm's time limit comes near."""
+"""For each stage, the step after which Slurm signals that its time limit is near."""
 LONGEST_S = 1800.0
-"""Seconds for all of a stage's rehearsal, on a busy machine."""
+"""Upper limit of the seconds for the rehearsal, on a busy machine."""
 TESTS = Path(__file__).resolve().parents[1]
 
 

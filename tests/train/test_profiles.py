@@ -170,7 +170,7 @@ def test_micro_batches_hold_the_longest_rollout_where_no_size_is_named() -> None
 def test_sft_on_ranks_that_cannot_share_a_batch_is_refused(
     profile: str, changes: list[str], message: str
 ) -> None:
-    """VERL would train on batches of another size, and let the learning rate rise again at the end."""
+    """VERL would train on batches of a different size, and the learning rate would rise again at the end."""
     with pytest.raises(UserError, match=message):
         sft_recipe(profile, changes)
 

@@ -1,4 +1,5 @@
-"""Tests of recoveries: the failed calls after which extra rollouts begin, their beginnings, and the recipe's keys."""
+"""Tests of recoveries: the failed calls after which extra rollouts start, the prefixes of these rollouts, and the
+recipe's keys."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from rstar2.train.recover import Beginning, draw_beginnings, may_recover, recove
 
 
 def trace(*statuses: CallStatus | None, sample: int = 0) -> Trace:
-    """Returns a rollout with a turn of two tokens for each status of a call.
+    """Returns a rollout with one turn of two tokens for each call status.
 
     One token of tool output separates turns.
     """

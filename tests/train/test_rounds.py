@@ -70,7 +70,7 @@ def test_of_a_group_that_stops_early_the_same_share_is_trained_on() -> None:
 async def roll_out_group(
     rounds: Rounds, rewards: list[float | None], order: list[int]
 ) -> tuple[set[int], RoundsOfGroup]:
-    """Returns the rollouts of a group that begin if rollouts finish in this order, and how the group ends."""
+    """Returns which rollouts of a group start if the rollouts finish in this order, and how the group ends."""
     group, started, finish = GroupInRounds(rounds), set(), [asyncio.Event() for _ in rewards]
     ends: list[RoundsOfGroup] = []
 

@@ -44,7 +44,7 @@ def course(*rates: float, held_out: dict[int, float] | None = None) -> dict[int,
 def first_decision(
     steps: dict[int, dict[str, Any]], rules: RuleSettings, *checkpoints: int
 ) -> Decision | None:
-    """Returns the first decision as the steps come in, one by one."""
+    """Passes the steps one by one, and returns the first decision."""
     for last in steps:
         upto = {step: metrics for step, metrics in steps.items() if step <= last}
         if decision := decide(upto, rules, [step for step in checkpoints if step <= last]):
@@ -214,7 +214,7 @@ class Run:
         return (self.rehearsal / "exported").read_text().splitlines()
 
     def trained(self, stage: int) -> list[int]:
-        """Returns the steps of a stage, each as often as it was trained on."""
+        """Returns the trained steps of a stage, with repetitions."""
         lines = (self.rehearsal / "trained.jsonl").read_text().splitlines()
         return [each["step"] for each in map(json.loads, lines) if each["stage"] == f"stage{stage}"]
 

@@ -1,4 +1,4 @@
-"""Tests of an SFT run: it is measured during the run, killed, resumed, and then taught its own correct traces."""
+"""Tests of an SFT run that is killed and resumed: its measurements, and a second SFT on its own correct traces."""
 
 from __future__ import annotations
 

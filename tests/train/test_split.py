@@ -107,7 +107,7 @@ def checkpoint(folder: Path, step: int) -> Path:
 
 
 def write_measurements(folder: Path, losses: dict[int, float | None], accuracies: dict[int, float]) -> None:
-    """Writes a run's measurements of these steps."""
+    """Writes the held-out losses and accuracies of a run, which are keyed by step."""
     lines = [
         json.dumps({"step": step, "data": {"train/loss": 1.0, "val/loss": loss}})
         for step, loss in losses.items()

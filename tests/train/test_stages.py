@@ -239,7 +239,7 @@ def test_a_training_that_leaves_out_problems_by_outcomes_it_will_not_have_is_ref
 
 @needs("torch")
 def test_verdicts_are_looked_at_before_the_first_stage(model: Path, tmp_path: Path) -> None:
-    """Covers verdicts that a stage would miss hours later, and verdicts that no stage would use."""
+    """Covers missing verdicts, which a stage would notice only after hours, and verdicts that no stage uses."""
     data = write_problems(tmp_path / "train.parquet", short=4, long=1)
     verdicts = tmp_path / "solved" / VERDICTS
     changes = ["rollout.prompts=3", "rollout.prompt_tokens=600", "stage2.optim.state=fresh"]
@@ -407,7 +407,7 @@ def phase(folder: Path, code: str, steps: int, **checkpoint: int) -> tuple[Start
 def two_steps(folder: Path, metric: str = "rstar2/pass_rate", **checkpoint: int) -> tuple[Start, list[str]]:
     """Returns a phase whose trainer writes two steps and an empty checkpoint, and the list of its warnings.
 
-    VERL writes the second step's metric, which is not a number, as null.
+    The metric of the second step is NaN, which VERL writes as null.
     """
     code = (
         "import json, os\n"

@@ -181,7 +181,7 @@ def test_a_dry_run_holds_few_conversations_and_says_what_becomes_of_them(
 
 
 class Row(dict[str, Any]):
-    """A row that a weak reference can watch."""
+    """A row to which a weak reference can point."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 

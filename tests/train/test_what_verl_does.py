@@ -1,6 +1,7 @@
-"""What VERL does with the paper's recipes: each value is read from VERL's own parts, built from our command line.
+"""Tests what VERL does with the paper's recipes. Each value is read from VERL's own objects, which are built from our
+command line.
 
-A recipe that names the right number is not enough: the command could lose it, or VERL could ignore it.
+It is not enough that a recipe has the right value: the command line could lose it, or VERL could ignore it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of `rstar2 watch`, which shows a run from its files: its state, its course, and its end."""
+"""Tests of `rstar2 watch`, which shows the state, the progress and the end of a run from its files."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def test_in_ascii_a_course_still_rises() -> None:
 
 
 def strict(text: str) -> Any:
-    """Returns the value of JSON. Words that only Python's reader accepts, such as NaN, are errors."""
+    """Parses JSON strictly: words that only Python's parser accepts, such as NaN, are errors."""
 
     def refuse(word: str) -> None:
         raise ValueError(f"{word} is no JSON")

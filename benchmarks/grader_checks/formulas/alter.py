@@ -1,4 +1,4 @@
-"""Changes a formula into a different one, such as a wrong answer or a guess would be."""
+"""Changes a formula into a different one that resembles a wrong answer or a guess."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ _SWAPPED = {
 }
 """Functions that replace another function."""
 _GUESSES = (1, 2, 3, 4, 5, 5, 6, 7, 8, 10, 12)
-"""Numbers that replace a letter, or the difference of two letters."""
+"""Numbers that replace a letter, or the difference between two letters."""
 Change = Callable[[Tree, Random, list[str]], Tree | None]
-"""Changes a part of a formula with these letters. Returns None if the change does not apply to the part."""
+"""Changes a part of a formula. The last argument has the letters of the formula. Returns None if the change does not
+apply to the part."""
 
 
 def altered(tree: Tree, random: Random) -> Tree:

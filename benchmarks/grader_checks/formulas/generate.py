@@ -1,4 +1,4 @@
-"""Generates random formulas of each kind of letters, in the size of usual answers."""
+"""Generates random formulas with each kind of letters, as long as typical answers."""
 
 from __future__ import annotations
 

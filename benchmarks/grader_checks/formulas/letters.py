@@ -44,7 +44,7 @@ def _whole(kind: Kind, names: list[str], random: Random, size: int) -> dict[str,
 
 
 def _real(random: Random, size: int) -> Fraction:
-    """Return a random fraction: a whole number in a third of all cases, negative in half of them."""
+    """Return a random fraction. A third are whole numbers, and 40 % are negative."""
     under = random.choice((1, 2, 3, 7, 101, 997))
     over = random.randint(1, (4, 50, 2000)[size] * under)
     return Fraction(over if random.random() < 0.6 else -over, under)

@@ -263,7 +263,7 @@ def compared(a: Tree, b: Tree, point: Point) -> Comparison:
 def decision(a: Tree, b: Tree, points: Iterable[Point]) -> Decision:
     """Decide whether two formulas are equal at all points at which both have values, or differ at several.
 
-    They do not count as equal if only one of them has a value at many points.
+    If at many points only one of them has a value, they do not count as equal.
     """
     same = different = one_sided = 0
     for point in points:

@@ -1,8 +1,8 @@
 r"""Generates texts that are expensive, deep, long, broken or odd, each with a gold answer that it does not equal.
 
 `GOLDS` has gold answers of all kinds, with numbers that do not occur in the texts. Each function in `MAKERS` generates
-a text of one kind. `pairs` pairs each text with one of these gold answers, or with the text itself combined with 7919,
-so that both sides are expensive.
+a text of one kind. `pairs` pairs each text with one of these gold answers, or with the text itself plus 7919, so that
+both sides are expensive.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 r"""Short texts in many notations, each of which might be taken for several answers, and gold answers for them.
 
 `texts` generates them from a seed. Most are numbers and letters in forms with percent and degree signs, units, bases,
-lists, chains, both signs, remainders, functions, conditions and words. The others are formulas that have values only at
-some numbers, at which several of the gold answers agree.
+lists, chains, plus-minus signs, remainders, functions, conditions and words. The others are formulas that have values
+only at some numbers, at which several of the gold answers agree.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ x^3
 |x|^3
 """.strip().splitlines()
 )
-"""Formulas of which several agree at even, at positive or at whole numbers."""
+"""Formulas, several of which have equal values at even, at positive or at whole numbers."""
 _MASKS = tuple(
     r"""
 (@)((-1)^n)!
@@ -99,7 +99,7 @@ e^{\ln(@)}
 (@)\cdot 1^{x}
 """.strip().splitlines()
 )
-"""Forms in which a formula either keeps its value or has none."""
+"""Forms around a formula. With the form, the formula has the same value or none."""
 _MASKED = 0.3
 """Share of the texts that are formulas in such a form."""
 
@@ -497,7 +497,7 @@ def _nested(random: Random) -> str:
 
 
 def _filled(form: str, random: Random) -> str:
-    """Fill a form with numbers and letters, often with equal ones."""
+    """Fill a form with numbers and letters, and often repeat the same ones."""
     numbers = [
         str(random.choice((0, 1, 2, 3, 4, 5, 5, 6, 7, 10, 12, 24, 25, 30, 42, 50, 60, 90, 100, 120)))
         for _ in "##"

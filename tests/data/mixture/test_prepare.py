@@ -1,6 +1,6 @@
 """Tests that a mixture is prepared completely.
 
-Each planted fault is found, and a killed preparation continues to the same bytes.
+Each planted fault is found. A preparation that is killed and resumed writes the same bytes as one that is not killed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FAULTS = [
 
 
 class Silent:
-    """Progress that shows nothing, or calls a function when a step is finished."""
+    """A progress display that shows nothing. It can call a function when a step is finished."""
 
     def __init__(self, on_finish: Callable[[str], None] = lambda title: None) -> None:
         self.titles: list[str] = []
@@ -230,7 +230,7 @@ class Killed:
 
 prepare(plan_mixture(MixtureRequest([source])), Path(out), Killed())
 """
-"""A preparation that is killed at the n-th progress report of an event."""
+"""A program that kills its own preparation at the n-th progress report of an event."""
 
 
 @pytest.mark.long

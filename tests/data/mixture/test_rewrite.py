@@ -24,17 +24,17 @@ OLD = "This is the answer that the set came with, before a model wrote another o
 
 
 class Server(ThreadingHTTPServer):
-    """An OpenAI-compatible server that rewrites. `write` maps a prompt to a new text and the reason for its end."""
+    """An OpenAI-compatible server that rewrites. `write` maps a prompt to a new text and its finish reason."""
 
     request_queue_size = 128
-    """The queue of connections. A connection that finds it full is tried again after a second."""
+    """Size of the queue of connections. If the queue is full, the kernel tries again after a second."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.write: Callable[[str], tuple[Any, str]] = lambda prompt: (f"Better: {OLD}", "stop")
         self.answers: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
-        """Returns the choice for a request, in place of `write`. None refuses the request because of a wrong field."""
+        """If set, it is called instead of `write`, and returns the choice for a request. None rejects a wrong field."""
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.busy = 0
@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server, with time limits of the client that a machine under load does not exceed."""
+    """A server. The time limits of its client are long enough for a busy machine."""
     monkeypatch.setattr("rstar2.data.mixture.rewrite._CHECK_S", TIMEOUT_S)
     monkeypatch.setattr("rstar2.retry.FIRST_ANSWER_S", TIMEOUT_S)
     with Server() as new_server:
@@ -146,13 +146,14 @@ THOUGHT = "Okay, the user wants another text. Let me see. <b>Maybe</b> I should 
 
 
 class Qwen3:
-    """Answers as vLLM does with Qwen3: it thinks unless the template's switch is off.
+    """Answers like Qwen3 on vLLM: with a thought, unless the request switches thinking off in the template.
 
     Args:
-        form: how the thought comes: `tags` in the content; `no start`, because the template wrote the first tag;
-            `reasoning_content` or `reasoning`, the field to which the server's parser moves it; `unfinished`, with the
-            answer in it; `taken for a thought`, by a parser that takes an answer without thought for one.
-        switch: what the server makes of `chat_template_kwargs`: `known`, `ignored`, or `refused` with status 400.
+        form: where the thought is. `tags`: in the content, between tags. `no start`: without the first tag, which the
+            template wrote. `reasoning_content` or `reasoning`: in this field, to which the server's parser moves it.
+            `unfinished`: without an end, so that it contains the answer. `taken for a thought`: the parser mistakes an
+            answer without a thought for a thought.
+        switch: whether `chat_template_kwargs` are `known`, `ignored`, or `refused` with status 400.
     """
 
     def __init__(self, form: str = "tags", switch: str = "known") -> None:

@@ -66,7 +66,7 @@ HARD = {
 
 
 LIMIT_S = 20.0
-"""Processor seconds; the slowest takes half of one, and without the guards most would take hours."""
+"""Limit of the CPU time in seconds. The slowest case takes half a second. Without the guards, most would take hours."""
 
 
 @pytest.mark.parametrize("name", HARD)

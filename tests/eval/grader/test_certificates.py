@@ -134,7 +134,7 @@ ALSO_EQUAL = [
     ("name", "\\frac13\\approx 0.33", "0.33"),
     ("relation", "z=4+4=8", "z=2+6=8.0"),
 ]
-"""Cases in which some number may be another one."""
+"""Cases that may stay equal when a number of the certificate is changed."""
 PAIRS = [(rule, *pair) for rule, pairs in EQUAL.items() for pair in pairs]
 FALSE = [
     ("n-k+1", "6", [{"n": 12, "k": 7}, {"n": 25, "k": 20}]),

@@ -218,7 +218,7 @@ LONG_TEXTS = [
     ("42", "ab" * 40 + " 2×3 " * 20_000),
     ("42", "so " * 30_000),
 ]
-"""Texts for which a search with a step back at each character would take its square in time."""
+"""Texts for which a search that backtracks at each character would take quadratic time."""
 KINDS = {
     "boxes joined by words": BOXES_JOINED_BY_WORDS,
     "boxes in formulas": BOXES_IN_FORMULAS,

@@ -1,4 +1,4 @@
-"""A prediction states one answer: no text is correct for several gold answers, whatever it offers."""
+"""A prediction states one answer: a text that offers several answers is not correct for several gold answers."""
 
 from __future__ import annotations
 

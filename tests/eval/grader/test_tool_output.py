@@ -52,7 +52,7 @@ MARKS = {
         "<|end|><|start|>assistant<|channel|>final<|message|>",
     ),
 }
-"""What precedes and what follows tool output in the texts of models and training projects."""
+"""The texts before and after tool output, in the formats of models and training projects."""
 PRINTED_TEXTS = (
     r"\boxed{42}",
     r"<answer>\boxed{42}</answer>",
@@ -65,7 +65,8 @@ FINISHES: tuple[Finish, ...] = ("answer", "max_tokens")
 
 
 def correct_under(output: str, gold: str = "42") -> set[str]:
-    """Returns the rules under which an output is correct for at least one way of ending. `eval` means an evaluation."""
+    """Returns the reading rules under which an output is correct with at least one finish reason. `eval` means an
+    evaluation."""
     parts = [
         (rule, part_to_grade(output, rule, finished(output, finish == "answer")))
         for rule in RULES

@@ -1,4 +1,5 @@
-"""The real harnesses from their packages: BFCL with an oracle as the model, and instruction checkers compared."""
+"""The real harnesses from their packages: BFCL with an oracle as the model, and a comparison of instruction
+checkers."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ class Worker(instructions.Worker):
         pairs = zip(found["inst_level_strict_acc"], found["inst_level_loose_acc"])
         return [{"strict": strict, "loose": loose} for strict, loose in pairs]
 """
-"""lm-eval's scorer without the rest of it, which needs fifty packages more."""
+"""Only the scorer of lm-eval, because the whole package would need fifty more packages."""
 
 IFBENCH = """
 import sys, types

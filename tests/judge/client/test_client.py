@@ -1,4 +1,4 @@
-"""The client: calls at the same time, several loops, forks, cancellation, an absent judge."""
+"""The client: concurrent calls, several event loops, forks, cancellation, and a judge that does not answer."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ async def test_the_client_warns_once_if_no_judge_answers(
 
 
 def test_the_synchronous_client_warns_on_standard_error() -> None:
-    """Without any set-up of logging, Python writes warnings to standard error."""
+    """If logging is not configured, Python writes warnings to standard error."""
     with socket.socket() as unused_port:
         unused_port.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused_port.getsockname()[1]}"
@@ -375,7 +375,7 @@ async def test_a_wrong_token_is_the_users_mistake(limited_judge: JudgeHandle, to
 async def test_a_judge_that_is_away_or_full_for_long_is_asked_again_until_it_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also if it answers other requests meanwhile, and if it has never answered before."""
+    """This also holds if the judge answers other requests meanwhile, and if it has never answered before."""
     monkeypatch.setattr(client_http, "PAUSES", Pauses(0.001, 0.01))
     refusals = [429, 503] * (2 * ATTEMPTS)
     free_call_done = asyncio.Event()

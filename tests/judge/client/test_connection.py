@@ -24,7 +24,7 @@ from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import MAX_BATCH, RunRequest
 
 Messages = list[list[dict[str, Any]]]
-"""Received messages. Each is a list of requests."""
+"""The received messages. Each message is a list of requests."""
 Behaviour = Callable[[ServerConnection, Messages], Awaitable[None]]
 
 

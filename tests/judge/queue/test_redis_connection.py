@@ -32,7 +32,7 @@ def frozen(server: EmbeddedRedis) -> Iterator[None]:
 
 
 def numbered(*commands: Command) -> dict[int, Command]:
-    """Returns the commands by their index."""
+    """Returns a dict from indices to the commands."""
     return dict(enumerate(commands))
 
 

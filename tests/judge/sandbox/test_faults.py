@@ -66,7 +66,7 @@ def _kill(pid: int) -> None:
 
 
 def _meanwhile(*steps: Callable[[], object]) -> Future[None]:
-    """Take the steps in order in another thread. A step that returns False is repeated until it does not.
+    """Run the steps in order in another thread. A step is repeated as long as it returns False.
 
     `result()` of the returned future raises the error of a failed step.
     """
@@ -118,7 +118,7 @@ def test_a_program_whose_jail_is_killed_is_run_again(strict: Sandbox, tmp_path: 
 def test_a_jail_whose_process_outlives_its_kill_is_not_waited_for_without_end(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A process that hangs in the kernel is simulated by a process that is stopped and not killed."""
+    """A process that is paused (SIGSTOP) and cannot be killed stands in for one that hangs in the kernel."""
     jail = sandbox._jail
     assert jail is not None
     os.kill(jail._process.pid, signal.SIGSTOP)

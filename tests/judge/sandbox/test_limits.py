@@ -23,7 +23,7 @@ from rstar2.judge.schema import Isolation, RunRequest, RunResult
 
 _MIB = 1 << 20
 _BOMB_S = 2.0
-"""Time limit of a fork bomb. It allows several checks while the bomb has all its tasks."""
+"""Time limit of a fork bomb. It is long enough for several checks while the bomb has all of its tasks."""
 Worker = ThisUser | OrdinaryUser
 
 

@@ -1,4 +1,4 @@
-"""Secrecy: a program finds no trace of earlier programs in its memory, its files or other processes."""
+"""Secrecy: a program finds no data of earlier programs in its memory, in files or in other processes."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_landlock_holds_on_kernels_with_an_older_version_of_it(
 
 
 _Calls = dict[str, tuple[int | str, ...]]
-"""System calls by name: number and arguments; `me` is the caller's process id."""
+"""Numbers and arguments of system calls, keyed by name. `me` is the caller's process id."""
 _CALL_ALL = """
 import ctypes, errno, os
 libc = ctypes.CDLL(None, use_errno=True)

@@ -26,7 +26,7 @@ BODY_BUDGET = 12 << 20
 """`max_body_bytes` of `limited_judge`."""
 READ_S = 1.0
 FIRST_BYTES = 8 << 10
-"""Bytes at the beginning of a request that certainly fit into the buffers on the way."""
+"""Number of bytes at the start of a request that are sure to fit into the socket buffers."""
 MAX_LOG_BYTES = 4000
 UPGRADE = (
     "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -210,7 +210,8 @@ def incomplete_bodies(judge: JudgeHandle, count: int) -> Iterator[list[socket.so
 
 @pytest.mark.slow
 def test_bodies_have_a_budget_together(limited_judge: JudgeHandle) -> None:
-    """Each request alone is legal. While they are incomplete, another request is told to try again."""
+    """Each request alone is legal. While they are incomplete, another request gets a response that tells it to try
+    again."""
     with incomplete_bodies(limited_judge, 4) as connections:
         readable = select.select(connections, [], [], TIMEOUT_S)[0]
         answer = readable[0].recv(65536)

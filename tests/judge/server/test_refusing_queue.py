@@ -54,7 +54,7 @@ def refusing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[E
                     file.write(b"x" * os.sysconf("SC_PAGE_SIZE"))
 
             def refuses() -> bool:
-                """What it writes first may still fit into the last page of its file."""
+                """The first writes may still succeed, because the last page of the file has space."""
                 with contextlib.suppress(redis.ResponseError):
                     client.set("filler", "x" * 9000)
                 return bool(client.info("persistence")["aof_last_write_status"] == "err")

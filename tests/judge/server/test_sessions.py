@@ -113,7 +113,7 @@ def test_a_cell_is_not_run_twice_under_one_key(http: httpx.Client) -> None:
 
 @contextmanager
 def dropped_request(judge: JudgeHandle, path: str, body: dict[str, Any], key: str) -> Iterator[None]:
-    """Send a request on a connection that the end of the block closes before the answer is read."""
+    """Send a request. At the end of the block, close its connection without reading the answer."""
     address, text = httpx.URL(judge.url), json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nIdempotency-Key: {key}\r\n"
     head += f"Authorization: Bearer {judge.token}\r\nContent-Length: {len(text)}\r\n\r\n"
@@ -167,7 +167,7 @@ def test_a_cell_whose_connection_broke_is_not_run_again(
 
 @contextmanager
 def busy(judge: JudgeHandle, http: httpx.Client) -> Iterator[None]:
-    """Keep the only worker of a judge busy with a program that waits for the end of the block."""
+    """Keep the only worker of a judge busy until the end of the block, with a program that waits for it."""
     key = f"busy-{time.time_ns()}"
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(

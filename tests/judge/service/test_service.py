@@ -180,7 +180,7 @@ def test_without_isolation_a_token_is_made_and_what_is_written_is_private(tmp_pa
 
 @pytest.mark.long
 def test_large_programs_have_a_budget_in_bytes_and_none_is_lost(tmp_path: Path) -> None:
-    """NUL bytes take six times their size as JSON, also in the queue."""
+    """In JSON, NUL bytes take six times their size, also in the queue."""
     budget, size, count = 12 << 20, 64 << 10, 120
     limits = ServerLimits(max_queued_bytes=budget)
     settings = ServiceSettings(folder=str(tmp_path), workers=1, limits=limits, preload=False)
@@ -301,7 +301,7 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
 
 
 FUTURE_BEAT = {"at": time.time() + 3600}
-"""Time of a heartbeat in the future, so that its worker never counts as silent."""
+"""A heartbeat with a time in the future, so that its worker never counts as silent."""
 
 
 def heartbeat(isolation: str) -> dict[str, Any]:
@@ -374,13 +374,13 @@ end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 return ''
 """
-"""How workers of version 0.1.0 register."""
+"""The script with which workers of version 0.1.0 register."""
 REQUIRE_0_1 = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('HSET', KEYS[1], ARGV[2], cjson.encode({tier = ARGV[3], till = now + tonumber(ARGV[4])}))
 return ''
 """
-"""How judges of version 0.1.0 require a tier if no worker is weaker."""
+"""What the script of version 0.1.0 writes when a judge requires a tier and no worker is weaker."""
 
 
 @pytest.mark.parametrize("isolation", ["strict", "landlock", "none"])

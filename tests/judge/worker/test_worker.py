@@ -1,4 +1,4 @@
-"""A worker: the tasks that it fetches, its work between programs, and a sandbox that hangs."""
+"""Tests of a worker: the tasks that it fetches, its work between programs, and a sandbox that hangs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ FAULT = sys.argv[1]
 worker.Sandbox = Sandbox
 worker.main()
 """
-"""A worker with a sandbox that hangs or raises."""
+"""A worker whose sandbox hangs or raises an exception."""
 
 
 @contextmanager
@@ -226,7 +226,7 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     sandbox, local = Quick(), LocalQueue()
     stored: list[bool] = []
-    """One entry per piece of other work after a run: whether the result was already stored."""
+    """For each other task of the worker after a run, whether the run's result was already stored."""
 
     def note_whether_stored(*_: object) -> None:
         if sandbox.runs:

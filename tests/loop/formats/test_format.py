@@ -1,4 +1,4 @@
-"""Tests of format files: each is one file, unknown keys are refused, and disagreements are named."""
+"""Tests of format files: a format is one file, and errors name unknown keys and settings that contradict each other."""
 
 from __future__ import annotations
 

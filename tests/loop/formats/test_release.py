@@ -59,7 +59,7 @@ TEMPLATE = """
     {{- '<|im_start|>assistant\\n<reason>' }}
 {%- endif %}
 """
-"""Has the structure of the released template, with short texts of ours.
+"""A template with the structure of the released one, but with short texts written for this test.
 
 The template adds its instruction to each user message, and to each assistant message without calls. Consecutive replies
 share one user turn. Generation begins after `<reason>`.

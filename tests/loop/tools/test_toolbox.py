@@ -32,7 +32,7 @@ PAPERS_NAME = "execute_python_code_with_standard_io"
 
 @pytest.fixture(scope="module")
 def private_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A judge for the sessions of this module alone. Its one worker loads the libraries once."""
+    """A judge that only the sessions of this module use. Its one worker loads the libraries once."""
     with running_judge(tmp_path_factory.mktemp("judge"), workers=1) as handle:
         yield handle
 

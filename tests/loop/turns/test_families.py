@@ -287,7 +287,7 @@ def _harmony(*blocks: tuple[str, str]) -> str:
     ids=["joined as it is", "joined by white space"],
 )
 def test_what_a_turn_says_in_two_places_is_read_from_both(content: str, thought: str) -> None:
-    """The library reads two channels of gpt-oss like this."""
+    """The library returns two channels of gpt-oss in this form."""
     codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
     text = _harmony(
         ("analysis", "I see."),
@@ -393,7 +393,7 @@ def test_a_template_that_writes_a_date_writes_that_of_the_family(date: str) -> N
 
 RULES: tuple[ReadingRule, ...] = ("paper", "boxed", "release", "lenient")
 CALLS_END_THOUGHTS = ("glm-4.5", "glm-5")
-"""Families that read a call in a thought."""
+"""Families whose parsers recognize a call inside a thought."""
 
 
 def test_a_call_in_a_thought_that_is_not_run_costs_no_reward(family: str, codec: ChatCodec) -> None:
@@ -520,7 +520,7 @@ def test_a_chat_keeps_or_drops_earlier_thoughts_as_the_family_is_trained(
 
 
 def test_a_chat_that_is_reopened_has_all_of_its_answers(family: str, codec: ChatCodec) -> None:
-    """Covers families whose later prompts leave earlier thoughts out, and a system text."""
+    """Covers a system prompt, and families that remove earlier thoughts from later prompts."""
     call = _encode(codec, _turn(family, "I ask.", _calls(family, CODE)), _calling_end(codec))
     texts = [_encode(codec, _turn(family, f"Thought {n}.", f"Answer {n}."), codec.end_id) for n in range(6)]
     engine = Scripted([call, *texts])
@@ -674,7 +674,7 @@ def test_without_the_library_a_model_of_a_family_is_refused(monkeypatch: pytest.
 def test_without_a_network_a_model_is_refused_whose_vocabulary_is_downloaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Otherwise the model would get another format than with a network."""
+    """If it were accepted, the model would have a different format than with a network."""
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path / "none"))
     monkeypatch.setenv("TIKTOKEN_RS_CACHE_DIR", str(tmp_path))
     with pytest.raises(

@@ -94,7 +94,7 @@ def test_special_tokens_in_a_problem_or_a_chat_line_stay_text(codec: ChatCodec) 
 
 
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-"""These tokens, and the next ones, are single tokens in Qwen3's tokenizer, but not special ones."""
+"""In Qwen3's tokenizer, each of these tags is a single token, but not a special one. The same holds for CODE_TOKEN."""
 CODE_TOKEN = "<|fim_prefix|>"
 
 

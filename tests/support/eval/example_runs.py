@@ -186,7 +186,7 @@ def write_staged_run(folder: Path) -> Path:
 
 
 def write_rollouts(stage: Path, steps: int, per_step: int, failed: int = 2) -> None:
-    """Write `per_step` rollouts for each step of a training stage, and `failed` rollouts that were not finished."""
+    """Write `per_step` rollouts for each step of a training stage, and `failed` unfinished rollouts."""
     rng = random.Random(0)
     problem = Problem("rl-001", "How many lamps are lit after $n^2$ days?", "7")
     for step in range(1, steps + 1):

@@ -7,7 +7,7 @@ from support.judge.attacks import Case, expectation
 PROGRAMS: list[Case] = []
 
 _ENDLESS_S, _AMPLE_S = 1.0, 120.0
-"""Time limits in seconds: of programs that may reach theirs, and of programs that must not, even on a busy machine."""
+"""Time limits in seconds: for programs that may reach it, and for programs that must not reach it on a busy machine."""
 _WALL_S = 50.0
 """Time in seconds within which a program with `ends_soon` must end or be killed, even on a busy machine."""
 
@@ -28,7 +28,7 @@ def program(
 
     Args:
         name: the class of the attack and the name of the program, with a slash between them.
-        must: what must hold, for the reader.
+        must: what must be true, as a description for readers.
         code: the program.
         status: the outcomes that it may have.
         printed: the whole standard output.

@@ -24,7 +24,8 @@ LEFTOVER = "rstar2_leftover"
 _SURVIVOR_S = TIMEOUT_S
 """Seconds that killed processes may take to disappear on a busy machine."""
 _LONGER = (1, 4, 16, 64)
-"""Factors of the time limit. A program that reaches its limit before it prints its text is retried with the next."""
+"""Factors of the time limit. If a program reaches its limit before it prints its text, it is retried with the next
+factor."""
 _STARTS_PROCESSES = re.compile(r"\b(fork|subprocess|multiprocessing|ProcessPoolExecutor|popen|system)\b")
 
 
@@ -35,7 +36,7 @@ class Case:
     code: str
     stdin: str
     expect: dict[str, Any]
-    """`status_any`, `stdout_eq`, `stdout_has`, `stdout_lacks`, `wall_max_s` and the host-side `checks`."""
+    """The result of `expectation`, which must hold for the outcome."""
     timeout_s: float = 30.0
     memory_mb: int = 512
 
@@ -238,6 +239,6 @@ def _unlike(result: RunResult, pattern: str) -> str:
 
 
 def not_in_landlock(case: Case) -> str:
-    """Return the documented limit of the landlock tier that keeps a case from succeeding, or an empty string."""
+    """Return the documented limit of the landlock tier because of which a case cannot succeed, or an empty string."""
     must_succeed = case.expect["status_any"] == ["ok"]
     return "Programs cannot start processes" if must_succeed and _STARTS_PROCESSES.search(case.code) else ""

@@ -24,7 +24,7 @@ from rstar2.judge.service.start import JudgeHandle
 AT_ONCE = 40
 PROGRAM = "import time; time.sleep(0.02); print({})"
 RECOVERS_S = TIMEOUT_S
-"""Generous: how fast a judge recovers is for benchmarks, here it only has to."""
+"""Time limit for a judge to recover. It is long, because benchmarks measure the speed of recovery."""
 
 
 def command(pid: int) -> str:
@@ -93,7 +93,7 @@ def done_by(status_now: dict[str, Any]) -> list[int]:
 
 
 def unfinished(status_now: dict[str, Any]) -> int:
-    """Return how many programs in a status wait or run."""
+    """Return the number of waiting and running programs, from a status."""
     return int(status_now["queue"] + status_now["running"])
 
 
@@ -117,7 +117,7 @@ def run_during(
         judge: to run them.
         fault: Called while programs run.
         programs: the smallest number of programs to run.
-        at_once: how many programs are sent together.
+        at_once: the number of programs per batch.
 
     Returns:
         The results, in the order of the programs.

@@ -24,7 +24,7 @@ _MODELS = (
     "worker/settings.py",
     "service/settings.py",
 )
-"""Modules whose models get another field."""
+"""Modules whose models get an additional field."""
 _EDITS = {
     "protocol_version.py": [
         (r"PROTOCOL = ProtocolVersion\((\d+), \d+\)", r"PROTOCOL = ProtocolVersion(\1, 99)")

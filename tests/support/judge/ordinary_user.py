@@ -1,4 +1,4 @@
-"""Sandboxes whose worker is this process, or a process of an ordinary user of the machine."""
+"""Runs sandboxes in this process, or in a process of an ordinary user of the machine."""
 
 from __future__ import annotations
 
@@ -49,11 +49,13 @@ class ThisUser:
 class OrdinaryUser:
     """Calls functions with a sandbox in a process of an ordinary user.
 
-    The functions must be defined at module level. Their arguments and results are pickled. Parent folders of the
-    interpreter and of this repository may be closed to other users. In the user's process, open folders replace them.
+    The functions must be defined at module level. Their arguments and results are pickled. Other users may not be
+    allowed to enter parent folders of the interpreter and of this repository. In the user's process, accessible folders
+    replace these.
 
     Args:
-        start: Creates the sandbox in the user's process, from a folder of the user, the tier and the arguments.
+        start: Function that creates the sandbox in the user's process. Its arguments are a folder of the user, the
+            tier, and `arguments`.
     """
 
     def __init__(

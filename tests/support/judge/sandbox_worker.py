@@ -53,7 +53,7 @@ class SandboxWorker:
             pytest.skip(f"this machine does not offer the tier: {answer['failed']}")
 
     def begin(self, code: str, **options: object) -> None:
-        """Start a program. `end` waits for it and returns the result."""
+        """Start a program. `end` waits for the program and returns its result."""
         self._send(run={"code": code, **options})
 
     def has_ended(self) -> bool:
@@ -100,7 +100,7 @@ class SandboxWorker:
 
 
 def _make_passable() -> None:
-    """Mount open folders over the parents of the interpreter and the repository that only root may enter.
+    """Replace parent folders of the interpreter and the repository that only root may enter by accessible folders.
 
     Only this process sees these mounts.
     """

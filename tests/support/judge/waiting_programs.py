@@ -18,7 +18,7 @@ _released = []
 signal.signal(signal.SIGWINCH, lambda *_: _released.append(True))
 while not _released: time.sleep(0.005)
 """
-"""The first lines of such a program or cell. The program waits there."""
+"""The first lines of a program or cell that waits. It waits in these lines."""
 _SCORE = "1000"
 """The oom_score_adj of sandboxed programs, and of no other process. The kernel kills them first if memory is short."""
 

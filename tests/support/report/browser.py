@@ -55,7 +55,7 @@ class _Pipe:
         self.events: list[dict[str, Any]] = []
 
     def ask(self, method: str, parameters: dict[str, Any], session: str | None = None) -> dict[str, Any]:
-        """Send a command and wait for its reply; events that come meanwhile are kept.
+        """Send a command and wait for its reply. Events that arrive meanwhile are stored.
 
         Raises:
             AssertionError: Chromium rejected the command, has ended or did not reply.

@@ -10,7 +10,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 Model = Callable[[list[dict[str, Any]]], dict[str, Any]]
-"""The messages of a request to `thought`, `content`, `calls` (name, arguments as text) and `finish`, each optional."""
+"""Maps the messages of a request to a dict with the optional keys `thought`, `content`, `calls` and `finish`. A call is
+its name and the text of its arguments."""
 
 
 class ChatEndpoint:

@@ -95,7 +95,7 @@ class PublicEndpoint:
         self.limited: Callable[[], Reply] = lambda: Reply({"error": {"message": "slow down"}}, 429)
         """The response to a request above the rate limit."""
         self.script: list[Reply] = []
-        """Responses to the next requests, before any other response."""
+        """Responses to the next requests. They take precedence over all other responses."""
         self.checks: Callable[[Body], Reply | None] = lambda body: None
         """Returns the rejection of a request, or None to accept the request."""
         self.answer: Callable[[Body], str | Body] = lambda body: ANSWER
@@ -441,7 +441,8 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
         },
     ),
 }
-"""The error texts of servers if a conversation, or a conversation and its reply, does not fit the context."""
+"""Errors of servers for a request that exceeds the context, by its prompt alone or together with its reply, keyed by
+server."""
 
 
 # Providers
@@ -454,14 +455,14 @@ class Provider:
     base: str
     """The path of the API."""
     wording: str
-    """The provider's error text for a full context, a key of `CONTEXT_WORDINGS`."""
+    """The key in `CONTEXT_WORDINGS` of the provider's error for a full context."""
     models: list[Body] | None
     limited: Reply
     """The response to a request above the rate limit."""
     checks: Callable[[Body], Reply | None] = lambda body: None
     """Requests that it refuses."""
     message: Callable[[str], Body] = lambda text: {"content": text}
-    """Returns a piece of a message with this text."""
+    """Returns the delta of a stream that contains this text."""
     finish: str = "stop"
     before: Sequence[str] = ()
     """Lines of a stream before the first event."""
@@ -640,7 +641,7 @@ PROVIDERS: dict[str, Provider] = {
         "/v1", "OpenAI, no numbers", [{"id": "m", "owned_by": "library"}], _limited(status=503)
     ),
 }
-"""Providers by their names in docs/hosted.md."""
+"""Providers, keyed by their names in docs/hosted.md."""
 
 
 def stand_in(name: str) -> PublicEndpoint:

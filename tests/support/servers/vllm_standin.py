@@ -46,7 +46,7 @@ class StandIn:
         self.model = model
         self.names = names
         self.root = ""
-        """The folder of the models in the server's model list (`root`); empty leaves it out."""
+        """The folder of the models (`root`) in the server's list of models. If empty, the list has no `root`."""
         self.max_model_len = max_model_len
         self.url = ""
         self.requests: list[dict[str, Any]] = []
@@ -195,7 +195,7 @@ def recite(
     If the prompt already contains the beginning of the text, the model writes the rest.
 
     Args:
-        folder: Contains the tokenizer of a format whose turns begin in a thought.
+        folder: A folder with the tokenizer of a format whose turns begin with a thought.
         stream_until: See `StandIn.stream_until`.
         begin: If set, the server loads at once but accepts connections only after this event.
     """

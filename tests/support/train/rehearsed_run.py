@@ -31,7 +31,8 @@ STEPS = {1: 30, 2: 9, 3: 13}
 
 
 def recipes(rehearsal: Path) -> dict[int, StageRecipe]:
-    """The three stages on 64 H100 with few rollouts, fewer steps and shorter limits, and what `changes.json` says."""
+    """Return the recipes of the stages on 64 H100, with few rollouts, fewer steps, shorter limits, and the settings of
+    `changes.json`."""
     durations = json.loads((rehearsal / "durations.json").read_text())
     changes = read_json(rehearsal / "changes.json") or {"stages": list(STEPS), "set": []}
     return stage_recipes(
@@ -76,7 +77,8 @@ def _rehearsed(*args: Any) -> Command:
 
 
 def _copy_model(start: stages.Start, checkpoint: Path, model: Path) -> None:
-    """A stand-in for VERL's merger, since a rehearsed checkpoint has no weights. It records the sources of a model."""
+    """Stands in for VERL's merger, because a rehearsed checkpoint has no weights. Records which checkpoints were
+    exported."""
     if not model.is_dir():
         with (Path(os.environ[REHEARSAL]) / "exported").open("a") as file:
             file.write(f"{start.folder.name} {checkpoint.name}\n")

@@ -32,13 +32,14 @@ REHEARSAL = "RSTAR2_REHEARSAL"
 """Environment variable with the rehearsal's folder: `faults.json`, `durations.json` and the trained rollouts."""
 MICRO_BATCHES = 20
 LONG_UPDATE = 1.5
-"""Duration of a long update, as a multiple of the time limit. Each of its micro-batches takes a fraction of it."""
+"""Duration of a long update, as a multiple of the time limit. Each of its micro-batches takes only a fraction of the
+limit."""
 LONG, SHORT = 12, 4
-"""Tokens of a rollout. Long ones are wrong, so that their loss would raise the pass rate."""
+"""Numbers of tokens of a rollout. Long rollouts are wrong, so losing them would raise the pass rate."""
 
 
 class Rehearsal:
-    """One start of a stage's trainer."""
+    """One process of a stage's trainer."""
 
     def __init__(self, words: list[str]) -> None:
         from support.train.verl_config import compose_config
@@ -112,7 +113,7 @@ class Rehearsal:
         return list(batch.keys), {name: float(value) for name, value in {**metrics, **extra_metrics}.items()}
 
     def _fault(self, step: int) -> str | None:
-        """Return the fault of this step in its first attempt."""
+        """Return the fault of this step, or None if there is none or it has already happened."""
         name = f"{self._folder.name} {step}"
         fault: str | None = json.loads((self._rehearsal / "faults.json").read_text()).get(name)
         record = self._rehearsal / "struck" / name
@@ -135,7 +136,8 @@ class Rehearsal:
             time.sleep(whole_s / MICRO_BATCHES)
 
     def _roll_out(self, share: float = 1.0) -> None:
-        """Put a step's groups into VERL's queue. A failing engine loses nine of ten long rollouts, once."""
+        """Put a step's groups into VERL's queue. If the engine fails, nine of ten long rollouts of this call are
+        lost."""
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
         from rstar2.train.records.raw_metrics import FailedRollout

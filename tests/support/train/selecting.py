@@ -22,6 +22,7 @@ def choose(
 def trained(
     name: str, rollouts: Sequence[Rollout], keep: int, seed: int | np.random.Generator = 0, **settings: Any
 ) -> list[int]:
-    """Return the indices of the rollouts that are trained on. There are none if the selected ones give no gradient."""
+    """Return the indices of the rollouts that are trained on. The list is empty if the selected rollouts give no
+    gradient."""
     selected = choose(name, rollouts, keep, seed, **settings)
     return selected if gives_gradient([rollouts[i] for i in selected], drop_equal_rewards=True) else []

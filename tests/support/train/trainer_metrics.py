@@ -13,7 +13,8 @@ def logged_steps(metrics: Path) -> list[int]:
 
 
 def write_steps(stage: Path, *tokens: float) -> None:
-    """Write the metrics of a stage, given the mean length of rollouts per step. 1/2, 2/3, … of the groups are kept."""
+    """Write the metrics of a stage. `tokens` has the mean rollout length of each step. Step n keeps n/(n + 1) of the
+    groups."""
     stage.mkdir(parents=True)
     common = {"rstar2/pass_rate": 0.5, "rstar2/calls": 1.5, "prompt_length/mean": 31.0}
     lines = []

@@ -24,7 +24,7 @@ def compose_config(config: str, argv: list[str]) -> Any:
 
 @cache
 def _defaults(config: str) -> Any:
-    """VERL's defaults: some thirty files, which take hydra most of a second."""
+    """Return VERL's defaults. They are cached, because hydra needs nearly a second to read their thirty files."""
     import verl.trainer
     from hydra import compose, initialize_config_dir
 

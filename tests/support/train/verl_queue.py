@@ -6,7 +6,8 @@ from typing import Any
 
 STARTS = 10
 NO_PRESTARTED_WORKERS = {"prestart_worker_first_driver": False}
-"""Without it, Ray starts a process per CPU. Each takes a second, and most are never used."""
+"""Without this setting, Ray starts one process per CPU. Each start takes a second, and most processes are never
+used."""
 
 
 def start_queue() -> Any:

@@ -233,7 +233,7 @@ def simulation() -> ModuleType:
 
 
 def test_posterior_draws_groups_with_both_outcomes_more_often_than_uniform(simulation: ModuleType) -> None:
-    """The pass rates drift, and there are several populations of problems."""
+    """The pass rates drift. Covers stages of several sizes."""
     for size in (
         simulation.Size(240, 16, 8, 10),
         simulation.Size(240, 16, 8, 40),

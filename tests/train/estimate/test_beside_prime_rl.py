@@ -31,7 +31,8 @@ def test_the_docs_have_the_table_as_it_is_calculated_today(comparison: ModuleTyp
 
 
 def test_memory_agrees_where_the_trainer_keeps_what_the_plan_counts(comparison: ModuleType) -> None:
-    """State, layers' inputs and the layer at work: the rows of RL that recompute, of the version of most rows."""
+    """Compares the RL rows with recomputation, for the version of prime-rl that has most rows. Their memory is the
+    state, the layers' inputs, and the tensors of the current layer."""
     rows = [row for row in comparison.rows() if row.peak_gib and row.measured < "2026-06"]
     same = [row for row in rows if row.task == "rl" and row.checkpointing == "recompute"]
     assert len(same) == 8
@@ -40,7 +41,8 @@ def test_memory_agrees_where_the_trainer_keeps_what_the_plan_counts(comparison: 
 
 
 def test_no_row_is_planned_much_faster_than_it_was(comparison: ModuleType) -> None:
-    """At 64K tokens most of the work is attention. Without it, the estimate was up to four times too fast."""
+    """At 64K tokens most of the work is attention. Without attention, the estimated speed was up to four times too
+    high."""
     measured_rows = [row for row in comparison.rows() if row.tokens_per_s]
     assert len(measured_rows) == 18
     assert max(row.planned_tokens_per_s / row.tokens_per_s for row in measured_rows) < 1.25

@@ -1,4 +1,4 @@
-"""Values of an earlier run replace assumptions."""
+"""Tests that measurements of an earlier run replace the assumptions of an estimate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The estimated memory is what PyTorch uses, counted on the CPU, and at full size on its meta device."""
+"""The estimated memory equals the memory that PyTorch uses: small models on the CPU, full-size models on the meta
+device."""
 
 from __future__ import annotations
 
@@ -188,7 +189,8 @@ def test_sft_has_no_engine() -> None:
 
 
 ROWS = 16
-"""Rollouts of a micro-batch, of 256 tokens each. A CPU trains on rollouts of about this length; masks grow with it."""
+"""Number of rollouts in a micro-batch. Each has 256 tokens, which is a typical length on a CPU. The size of masks
+depends on it."""
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ SETTINGS = EvalSettings(samples=4, max_tokens=400, max_turns=2, in_flight=8, wai
 
 
 def answering(codec: ChatCodec, wrong: str = "p1", silent: str = "p2") -> Callable[[list[int]], list[int]]:
-    """A model that solves every problem except two: it answers one wrongly, and does not answer the other."""
+    """A model that solves every problem except two. It answers one of these wrongly, and does not answer the other."""
 
     def model(prompt_ids: list[int]) -> list[int]:
         text = codec.decode(prompt_ids)

@@ -1,4 +1,4 @@
-"""An alarm is reported once, at the step at which its sign begins. A healthy stage has no alarm."""
+"""Tests that an alarm is reported once, at the first step that shows its sign. A healthy stage has no alarm."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def course(steps: int, **ends: float) -> list[dict[str, float]]:
 def test_a_healthy_stage_raises_no_alarm() -> None:
     """The stage learns, its rollouts grow from 1K to 4K tokens over 300 steps as in the paper, and its entropy halves.
 
-    It saves a third of its calls, and leaves fewer problems unsolved.
+    The number of its calls falls by a third, and fewer problems stay unsolved.
     """
     steps = course(300, entropy=0.2, pass_rate=0.9, truncated=0.1, calls=1.4, unsolved_groups=0.0, k3_kl=0.01)
     for number, step in enumerate(steps):

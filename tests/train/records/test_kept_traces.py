@@ -1,4 +1,4 @@
-"""Training saves the right rollouts as traces, and the files can be read."""
+"""Tests that training saves the requested rollouts as traces, and that the files can be read."""
 
 from __future__ import annotations
 

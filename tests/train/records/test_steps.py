@@ -231,7 +231,7 @@ def test_metrics_of_a_resumed_stage_are_read_once_a_step(tmp_path: Path) -> None
 
 
 def test_a_line_that_was_torn_ends_no_later_start_wherever_it_is(tmp_path: Path) -> None:
-    """A full disk truncates a line, and the logger of the same start continues when there is room."""
+    """A full disk truncates a line. The same process's logger continues when there is space again."""
     torn = line(2)[:-20]
     (tmp_path / "metrics-1.jsonl").write_text(line(1) + torn + line(3) + "7\n" + line(4) + torn)
     assert list(step_metrics(tmp_path)) == [1, 4]

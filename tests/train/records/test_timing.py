@@ -1,4 +1,4 @@
-"""The parts of a phase's time add up to the whole, over all its starts."""
+"""The parts of a phase's time add up to its total time, including all restarts."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ def test_nothing_is_known_until_those_that_started_first_have_ended() -> None:
 
 
 def test_short_ones_that_end_first_do_not_mislead() -> None:
-    """1,000 rollouts of 50 ticks run at the same time. Those of length 0.1 end after a tenth of the others' time."""
+    """1,000 rollouts of 50 ticks run at the same time. The rollouts with length 0.1 end after about a tenth of the time
+    of the others."""
     draw = random.Random(1)
     lengths = LengthModel()
     running: list[tuple[int, int, float]] = []

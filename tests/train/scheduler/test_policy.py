@@ -290,7 +290,7 @@ class World:
         assert set(self.scheduler.sessions) == self.busy.keys() | self.idle | self.waiting
 
     def finish(self, draw: random.Random) -> None:
-        """Runs every rollout to its end. There is always one that can continue."""
+        """Runs every rollout to its end. At any time, at least one rollout can continue."""
         for _ in range(10_000):
             self.now += 1.0
             if self.busy:

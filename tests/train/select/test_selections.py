@@ -1,4 +1,4 @@
-"""Tests of selections by name: rollouts equal those of earlier versions, settings, users' functions, replaced keys."""
+"""Tests of named selections: same rollouts as in earlier versions, settings, users' functions, and replaced keys."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The trackers' own packages, as VERL uses them: one run per phase over several starts, and traces.
+"""Tests of the trackers' own packages, as VERL uses them: one run per phase, also after restarts, and traces.
 
-Each is started in a process of its own, as a trainer is. `make test-trackers` installs the packages. What needs a
-server is not run: W&B, Weave's own server, SwanLab's cloud, ClearML's server, Volcengine and RL-Insight.
+Each tracker runs in a separate process, as in a trainer. `make test-trackers` installs the packages. Backends that need
+a server are not tested here: W&B, Weave's own server, SwanLab's cloud, ClearML's server, Volcengine and RL-Insight.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class _WeaveServer(BaseHTTPRequestHandler):
 
 
 def test_weave_sends_calls(stage: Path, traces: Path) -> None:
-    """Weave's client is real. Its server is not, because there is none that can be installed."""
+    """Weave's client is real. Its server is a stand-in, because the real one cannot be installed."""
     handler = type("Handler", (_WeaveServer,), {"received": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()

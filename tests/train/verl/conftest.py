@@ -1,4 +1,4 @@
-"""Shared by the tests of what runs inside VERL."""
+"""Shared fixtures for the tests of the code that runs inside VERL."""
 
 from __future__ import annotations
 

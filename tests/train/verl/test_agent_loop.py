@@ -232,7 +232,7 @@ async def test_all_rollouts_of_a_worker_share_one_loop(monkeypatch: pytest.Monke
 
 
 class Router:
-    """Records the calls of our router. A second engine takes over."""
+    """Stands in for our router, and records its calls. If `dead`, it reports that the failed engine is dead."""
 
     def __init__(self, dead: bool) -> None:
         self.calls: list[tuple[Any, ...]] = []

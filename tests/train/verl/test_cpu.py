@@ -17,19 +17,20 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _worth_freeing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets `WORTH_FREEING` to a quarter, so that a test can reach it."""
+    """Divides `WORTH_FREEING` by four, so that a test can exceed it."""
     from rstar2.train.verl.cpu import platform
 
     monkeypatch.setattr(platform, "WORTH_FREEING", platform.WORTH_FREEING // 4)
 
 
 def in_memory() -> int:
-    """Returns the bytes of this process in memory."""
+    """Returns the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def bytes_freed_by(ask: Callable[[], object]) -> int:
-    """Returns by how many bytes this process shrinks when `ask` is called. It has 112 MiB of freed blocks."""
+    """Returns how many bytes of memory this process returns to the system when `ask` is called, after it freed 112
+    MiB."""
     import torch
 
     # After the first freed block, glibc keeps blocks of its size.

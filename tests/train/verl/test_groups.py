@@ -122,7 +122,7 @@ async def test_an_error_that_ends_a_rollout_ends_neither_its_round_nor_its_group
 
 
 async def test_rollouts_that_never_have_to_wait_leave_the_group_as_it_is(queue: Any) -> None:
-    """A reused rollout ends at once, possibly before VERL has started the others of its group."""
+    """A reused rollout ends immediately, possibly before VERL has started the other rollouts of its group."""
     of = groups(TWOS)
 
     async def at_once() -> Rollout | None:

@@ -1,4 +1,4 @@
-"""Tests of the measurement on held-out problems if some of their rollouts fail or lose a tool call."""
+"""Tests of the evaluation on held-out problems when some of their rollouts fail or lose a tool call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLES = 4
 
 
 def trace_of(outcome: str) -> Trace:
-    """A rollout that is right (1), wrong (0), wrong and has lost a call (x), or that the grader cannot decide (d)."""
+    """Returns a rollout: correct (1), wrong (0), wrong with a lost call (x), or undecided by the grader (d)."""
     status = "lost" if outcome == "x" else "ok"
     calls = [ToolCall(status=status, output="the judge is away", wall_s=0.1)]
     return Trace(
@@ -45,7 +45,8 @@ def trace_of(outcome: str) -> Trace:
 
 
 class ScriptedLoop:
-    """Replaces our agent loop. Each problem's text has a letter for the result of each rollout; f is one that fails."""
+    """Replaces our agent loop. Each problem's text has one outcome letter per rollout (see `trace_of`). The letter f
+    means that it fails."""
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput

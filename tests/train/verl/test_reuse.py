@@ -1,4 +1,4 @@
-"""Tests that a worker saves its rollouts when they finish, and returns the same rollouts after the next start."""
+"""Tests that a worker saves its rollouts when they finish, and returns the same rollouts after a restart."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def rows_of_step(hands_out: Any, step: int, *problems: str) -> list[dict[str, An
 
 
 def started(stage: Path, client: Any = None) -> RolloutReuse:
-    """Returns the `RolloutReuse` of a worker after the next start, for rows of `row`."""
+    """Prepares the stage as a restart does, and returns the `RolloutReuse` of a new worker for the rows from `row`."""
     from rstar2.train.verl.reuse import ProblemMarker, RolloutReuse
 
     prepare(stage, str(stage / "base"))
@@ -82,7 +82,7 @@ def started(stage: Path, client: Any = None) -> RolloutReuse:
 
 
 stores: dict[str, str] = {}
-"""The folder for the current test's rollouts, which is in `row`."""
+"""Its key `folder` has the folder for the current test's rollouts, which `row` puts into each row."""
 
 
 def row(session: int, problem: str = "sum", copy: int = 0) -> dict[str, Any]:

@@ -34,7 +34,7 @@ vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}"}} 1.0
 
 @contextmanager
 def metrics_page(blocks: int) -> Iterator[str]:
-    """An engine's address, with a page /metrics that has the number of blocks in its KV cache."""
+    """Serves /metrics with the number of blocks in an engine's KV cache. Yields the engine's address."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

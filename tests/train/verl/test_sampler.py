@@ -381,7 +381,8 @@ def test_once_the_judge_answers_the_step_is_rolled_out_again(
 def test_only_waiting_for_the_judge_counts_and_a_judge_that_keeps_losing_calls_ends_the_training(
     submit: Any, judge: JudgeHandle, tmp_path: Path
 ) -> None:
-    """A step may take longer than the limit, so a step that is rolled out again is no sign of a missing judge."""
+    """Because a step may take longer than the limit, a step that is rolled out again does not mean that the judge is
+    away."""
     settings = {"judge_url": judge.url, "judge_token": judge.token}
     (tmp_path / "agent_loop.yaml").write_text(json.dumps([settings]))
     groups = iter([("b", "1x10"), ("c", "1x10"), ("d", "1010"), *((name, "1x10") for name in "efghijklmn")])
@@ -670,7 +671,8 @@ def graded(problem: str, rewards: str) -> list[Trace]:
 
 
 def outcomes(folder: Path) -> list[tuple[int, dict[str, tuple[int, int]]]]:
-    """Returns, by step, the number of correct rollouts of each problem and of those with a verdict."""
+    """Returns (step, counts) pairs. The counts of a problem are its correct rollouts and its rollouts with a
+    verdict."""
     reader = OutcomeReader(folder)
     reader.read()
     return [(each.step, each.counts) for each in reader.steps]

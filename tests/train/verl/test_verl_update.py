@@ -267,14 +267,14 @@ ALIKE: dict[ObjectiveName, ObjectiveName] = {
     "gmpo": "gspo",
     "sapo": "gspo",
 }
-"""Objectives that use ratios differently.
+"""Dict from objectives that use ratios differently to objectives that give the same result in a step's first update.
 
-In a step's first update all ratios are 1, so each equals another objective.
+In that update all ratios are 1.
 """
 
 
 UNEVEN = [Group("a", "00001000"), Group("bb", "01111000", output="a longer reply: 123456")]
-"""One correct and three wrong rollouts of the first group are trained on, and two of each kind of the second."""
+"""The update trains on one correct and three wrong rollouts of the first group, and on two and two of the second."""
 _LOSS = "verl.actor_rollout_ref.actor.policy_loss"
 EARLIER: dict[ObjectiveName, list[str]] = {
     # The covariances of a random model's tokens are smaller than those that the paper clips.
@@ -313,7 +313,7 @@ def test_every_objective_updates_the_model(
 def test_every_correction_updates_the_model_and_what_it_leaves_out_is_counted(
     train: Train, name: CorrectionName
 ) -> None:
-    """The scripted engine reports a probability of e^-1 for every token, the trainer about e^-6."""
+    """The scripted engine reports the probability e^-1 for every token. The trainer computes about e^-6."""
     changes = [f"algorithm.correction={name}", "algorithm.correction_lower=1e-300"]
     [update] = train(recipe(2, *changes), [UNEVEN]).updates
     assert all(gradient.isfinite().all() for gradient in update.gradient.values())

@@ -1,6 +1,6 @@
 """Training by VERL's own vLLM path on a CPU: two engines, two ranks, three steps of the demo's model, one kill -9.
 
-Collected as tests/engines/test_real_vllm.py is; the environment of RSTAR2_VLLM_PYTHON has to have VERL and rstar2 too:
+These tests are collected if RSTAR2_VLLM_PYTHON names an interpreter that has vLLM, VERL and rstar2:
 
     make test-vllm
 
@@ -76,7 +76,7 @@ def steps(metrics: Path) -> list[int]:
 
 
 def below(pid: int) -> list[tuple[int, str]]:
-    """The descendants of a process, by id and start time."""
+    """Return the id and the start time of each descendant of a process."""
     return [(each, fields[19]) for each in descendants(pid) if (fields := stat(each))]
 
 

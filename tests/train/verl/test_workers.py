@@ -102,7 +102,7 @@ def test_sft_on_several_nodes_asks_for_them_and_on_one_does_not(tmp_path: Path) 
 
 @pytest.fixture
 def two_nodes(ray_cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """RAY_ADDRESS names a cluster of two nodes."""
+    """Sets RAY_ADDRESS to a cluster of two nodes."""
     for name, value in ray_cluster.items():
         monkeypatch.setenv(name, value)
 
