@@ -1,4 +1,4 @@
-"""A real language model on a laptop: SmolLM2-135M taught to use Python by a short SFT, then trained by RL in two ways.
+"""A real language model on a laptop: SmolLM2-135M learns to use Python by a short SFT, then by RL in three ways.
 
     python benchmarks/train/language_model.py models/smollm2 --gsm8k gsm8k_test.jsonl
     python benchmarks/train/language_model.py models/smollm2 --arm grpo-roc     train only this arm
@@ -9,11 +9,12 @@ problems of a few families, with random names and numbers. Held-out problems nev
 problems of their families do. Like those of the demo, the conversations for SFT have flaws: a call that fails first, a
 guessed or wrong answer, or an answer outside its block.
 
-Both arms start from the same SFT model. GRPO-RoC (Resampling on Correct) rolls out 2G = 8 per problem and trains on G =
-4. Plain GRPO rolls out 4, and trains for twice as many steps so that it writes about as many tokens. The GRPO-RoC
-training is killed once by kill -9 and then resumed. The models are evaluated on held-out problems before SFT, after SFT
-and several times during RL. Before SFT, after SFT and at the end they are also evaluated on GSM8K, whose problems are
-of other kinds. If the command was stopped, run it again to continue.
+All arms start from the same SFT model. GRPO-RoC (Resampling on Correct) rolls out 2G = 8 per problem and trains on
+G = 4. Plain GRPO rolls out 4, and trains for twice as many steps so that it writes about as many tokens. The third arm
+is GRPO-RoC with groups in rounds and two passes over a step's rollouts. The training of the arm `grpo-roc` is killed
+once by kill -9 and then resumed. The models are evaluated on held-out problems before SFT, after SFT and several times
+during RL. Before SFT, after SFT and at the end they are also evaluated on GSM8K, whose problems are of other kinds. If
+the command was stopped, run it again to continue.
 """
 
 from __future__ import annotations
@@ -45,10 +46,17 @@ TRAINING_PROBLEMS = 240
 HELD_OUT = 96
 GSM8K = 100
 STEPS, POINTS = 20, 4
-ROC, PLAIN = "grpo-roc", "grpo-g"
+ROC, PLAIN, ROUNDS = "grpo-roc", "grpo-g", "rounds-e2"
 ARMS = {
     ROC: Arm("GRPO-RoC, 2G → G", (), STEPS, POINTS, "#1f6feb"),
     PLAIN: Arm("GRPO, G", ("select=random", "rollout.rollouts=4"), 2 * STEPS, POINTS, "#d97706"),
+    ROUNDS: Arm(
+        "GRPO-RoC, rounds, 2 epochs",
+        ("groups.round=4", "algorithm.loss_weights=problems", "optim.epochs=2"),
+        STEPS,
+        POINTS,
+        "#0e7490",
+    ),
 }
 """The settings are keys of a stage's recipe."""
 FLAWS = {"repaired": 0.25, "guessed": 0.12, "wrong": 0.12, "missing": 0.12}
@@ -456,12 +464,12 @@ def main() -> None:
         "model", type=Path, help="a folder with SmolLM2's weights (docs/start.md shows how to make it)"
     )
     parser.add_argument("--gsm8k", type=Path, help="the test problems of GSM8K, as JSON Lines")
-    parser.add_argument("--arm", action="append", choices=ARMS, help="an arm to train; both by default")
+    parser.add_argument("--arm", action="append", choices=ARMS, help="an arm to train; all by default")
     parser.add_argument(
         "--steps",
         type=int,
         default=STEPS,
-        help=f"training steps of {ROC}, a multiple of {POINTS}; {PLAIN} has twice as many",
+        help=f"training steps of {ROC} and {ROUNDS}, a multiple of {POINTS}; {PLAIN} has twice as many",
     )
     parser.add_argument("--runs", type=Path, default=Path("runs/language-model"))
     parser.add_argument("--show", action="store_true", help="print finished results, without training")
