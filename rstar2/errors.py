@@ -119,6 +119,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def first_few(names: Sequence[str]) -> str:
-    """Returns words for a message: the first names, and the number of names that are left out."""
+    """Returns a list of names as text for a message. A long list is cut, and the number of further names is added."""
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + more

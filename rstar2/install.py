@@ -34,8 +34,7 @@ _MODULES = {
     "omegaconf": "verl",
     "tokenizers": "transformers",
 }
-"""For each module whose own package is in no extra: the package that is in an extra and depends on the module's
-package.
+"""Dict from each module whose own package is in no extra to a package that depends on it and is in an extra.
 """
 
 

@@ -59,7 +59,7 @@ def causes_text(counts: Mapping[str, int]) -> str:
 
 
 class ServiceGone(Failure):
-    """A service answered no request for as long as the user allows."""
+    """A service answered no request within the time that the user allows."""
 
     def __init__(self, message: str, hint: str, service: Service) -> None:
         super().__init__(message, hint)
@@ -80,7 +80,7 @@ class Backoff:
         self._next_s = first_s
 
     def reset(self, *, at_once: bool = False) -> None:
-        """Let the next wait be `first_s`, because a request succeeded. If `at_once` is true, the next wait is 0."""
+        """Reset the next wait to `first_s`, or to 0 if `at_once` is true, after a request has succeeded."""
         self._next_s = 0.0 if at_once else self._first_s
 
     def next_s(self) -> float:
@@ -121,7 +121,7 @@ class Outages:
     def text(self) -> str:
         """The outages in one line."""
         slowed = bool(self.paused_s or self.spread_s)
-        times = [f"was away for {self.away_s:.0f} s in all"] if self.away_s or not slowed else []
+        times = [f"did not answer for {self.away_s:.0f} s in total"] if self.away_s or not slowed else []
         if self.paused_s:
             times.append(f"limited the rate of requests, which paused for {self.paused_s:.0f} s")
         if self.spread_s:
@@ -353,8 +353,10 @@ class Service:
             return
         message = f"the {self.name} has answered no request for {self._wait_s - left_s:.0f} seconds"
         if error.retry_after_s:
-            message += f" and is to be asked again in {pause_s:.0f} seconds"
-        hint = error.hint or "Give it longer with --wait, or send fewer requests at once with --in-flight."
+            message += f" and asks to wait another {pause_s:.0f} seconds"
+        hint = (
+            error.hint or "Allow a longer wait with --wait, or send fewer requests at once with --in-flight."
+        )
         raise ServiceGone(f"{message}: {error.message}", hint, self) from error
 
     def _others_under_way(self, attempt_began: float) -> bool:

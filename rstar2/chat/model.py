@@ -112,9 +112,9 @@ class OpenModel:
     engine: ContinuingEngine
     codec: ChatCodec
     checkpoint: str
-    """The model's name and place, for the user."""
+    """The model's name and location, as shown to the user."""
     inexact: tuple[str, ...] = ()
-    """Words for the parts of the model's traces that are only estimates."""
+    """Names of the facts in the model's traces that are only estimates."""
 
 
 async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
@@ -156,7 +156,7 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
 
 
 async def _reached(opening: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of opening a server. If opening fails, UserError is raised, because the likely cause is a
+    """Opens a server's model and returns the result. An error is raised as UserError, because its likely cause is a
     wrong URL or a wrong model name.
     """
     with as_user_error():

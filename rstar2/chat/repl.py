@@ -86,7 +86,7 @@ class Repl:
         self._failed = ""
         """The last question if it has no answer, else empty."""
         self._default = ""
-        """Text that the next input line begins with."""
+        """Initial text of the next input line, which the user can edit."""
         colored = self._out.color_system is not None and not self._out.no_color
         self._line = LineEditor({name: words for name, (_, _, words) in COMMANDS.items()}, colored)
 

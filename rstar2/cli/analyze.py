@@ -110,7 +110,7 @@ def _folder(path: Path) -> Path:
 
 
 def _print(table: Table) -> None:
-    """Print the columns of a table that belong on the terminal."""
+    """Print a table with only the columns that are meant for the terminal."""
     from rich.table import Table as RichTable
 
     from rstar2.analysis.tables import heading, text_of

@@ -83,7 +83,8 @@ def command(
         ),
     ],
     data: Annotated[
-        Path, typer.Option(help="A folder from `rstar2 data prepare`, or a parquet file in VERL's own form.")
+        Path,
+        typer.Option(help="A folder from `rstar2 data prepare`, or a parquet file in VERL's own format."),
     ],
     run: RunFolder = Path("runs/train"),
     recipe: Annotated[
@@ -109,8 +110,8 @@ def command(
     solved: Annotated[
         Path | None,
         typer.Option(
-            help="For stage 3: answers of the model that the stage starts from to the training "
-            "problems. Give an `rstar2 eval` run over these problems, or the `solved` folder of "
+            help="For stage 3: answers to the training problems, by the model that the stage starts from. "
+            "Give an `rstar2 eval` run over these problems, or the `solved` folder of "
             "a stage that filtered the problems."
         ),
     ] = None,
@@ -251,7 +252,7 @@ def unreadable_lines(unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> I
             more = f", and {len(answers) - MAX_ANSWERS} more" if len(answers) > MAX_ANSWERS else ""
             listed = "; ".join(map(str, answers[:MAX_ANSWERS]))
             problems = counted(len(answers), "problem")
-            yield f"{file}: left out {problems} that no output can be graded correct against: {listed}{more}"
+            yield f"{file}: left out {problems} with unreadable reference answers: {listed}{more}"
 
 
 def left_out(plan: TrainPlan) -> Iterator[str]:

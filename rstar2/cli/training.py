@@ -161,7 +161,7 @@ def timing_table(timing: Timing) -> Table:
 
 
 _WIDTH_WITH_BARS = 120
-"""Minimum width of a terminal, in characters, on which each phase has a bar besides its numbers."""
+"""Minimum width of the terminal, in characters, for a progress bar beside the numbers of each phase."""
 
 
 def _progress() -> Progress:

@@ -55,7 +55,8 @@ def run_demo(
 
     Raises:
         UserError: there is no Redis, or no isolation works on this machine.
-        Failure: a phase failed. Finished work is stored, and the same call resumes.
+        Failure: a phase failed. The results of finished phases are stored, and another call with the same arguments
+            resumes the run.
     """
     demo = plan.demo
     compare = compare or (run.path / "plain").is_dir()

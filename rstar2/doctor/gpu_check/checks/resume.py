@@ -43,12 +43,12 @@ def run(settings: Settings, measurements: Measurements) -> None:
         wrong.append(f"after the checkpoint of step {before} it ran the steps {sorted(steps)}")
     if not off <= MOST_OFF:
         wrong.append(
-            f"the model is not what {training.STEPS} steps make of it: a tensor's norm is off by {percent(off)}"
+            f"the weights are wrong for {training.STEPS} steps: a tensor's norm is off by {percent(off)}"
         )
     if wrong:
         raise CheckFailed("; ".join(wrong), "Keep the run (--keep), and report it with its logs.")
     measurements.summary = (
-        f"continued after step {before} by the same command; the model is what {training.STEPS} steps make"
+        f"the same command continued after step {before}; the weights are right for {training.STEPS} steps"
     )
 
 

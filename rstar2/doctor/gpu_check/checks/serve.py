@@ -116,7 +116,7 @@ async def _measure(settings: Settings, model: Path, url: str, measurements: Meas
 
 
 def _forcing_fields(text: str) -> dict[str, Any]:
-    """Returns the fields of a request that force vLLM to generate exactly a text."""
+    """Returns the request fields that force vLLM to generate exactly this text."""
     # A JSON string is a valid literal of a grammar. The field `choice` would be simpler, but vLLM 0.24 does not escape
     # the line breaks of a choice. Its grammar is then invalid, and vLLM silently uses a backend that ends the request
     # with HTTP 500.

@@ -23,7 +23,7 @@ therefore known exactly. The logits change so much that an engine with the weigh
 ENGINE_SHARE = 0.35
 """The engine's share of the GPU's memory."""
 UNKNOWN_GPU = "h100"
-"""The plan uses the figures of this GPU for a GPU that it does not know."""
+"""For an unknown GPU, the plan uses the specifications of this GPU."""
 PROMPT_TOKENS = 128
 BUDGET, CPU_BUDGET = 256, 48
 """Maximum number of tokens in a rollout, on a GPU and on a CPU."""
@@ -95,7 +95,7 @@ def _engine_share(settings: Settings) -> float:
 
 
 def add_memory(measurements: Measurements, settings: Settings, peak_memory_gib: float, planned: int) -> None:
-    """Add the trainer's peak memory, with the plan's figure for the update."""
+    """Add the trainer's peak memory, with the plan's estimate for the update."""
     # PyTorch's figure does not include the memory of CUDA and of a sleeping engine.
     allocated = planned - (ASLEEP if settings.device == "cuda" else 0)
     measurements.add("trainer's peak memory", peak_memory_gib, "GiB", allocated / GIB)
