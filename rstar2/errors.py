@@ -84,7 +84,7 @@ class UnusableAnswer(Unavailable):
 
 @contextmanager
 def as_user_error() -> Iterator[None]:
-    """Raise a UserError in place of a Failure within the `with` block.
+    """Convert a Failure in the `with` block to a UserError.
 
     Use this function for the first request to a service. A failure of the first request means that the user named a
     wrong address, name or key, or did not start the service.

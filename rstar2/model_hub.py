@@ -8,7 +8,7 @@ from rstar2.errors import UserError, did_you_mean
 from rstar2.model_shape import SHAPES
 
 _ANSWER_S = 10.0
-"""Number of seconds within which the hub has to answer."""
+"""Timeout in seconds for the hub's answer."""
 
 
 def check_on_hub(hub_id: str, *files: str, for_plan: bool = False) -> None:

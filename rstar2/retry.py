@@ -38,7 +38,9 @@ _NO_TIME_LEFT_S = 1e-6
 """A wait ends if fewer seconds than this are left. After a shorter sleep, the clock might show the same time as before.
 """
 _LEAST_SPREAD_S = 1.0
-"""The delay of requests to a service is reported if it is at least this many seconds in total, even without a retry."""
+"""If requests to a service were delayed by at least this many seconds in total, the delay is reported even without a
+retry.
+"""
 _MAX_CAUSES = 20
 """The number of causes that are counted separately for each service. Causes beyond this number are counted together."""
 _MAX_CAUSE_LENGTH = 200

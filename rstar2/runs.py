@@ -2,9 +2,9 @@
 
 ```
 RUN/
-  config.json        the resolved config of the last start; a start is rejected if a compared part of its config differs
+  config.json        the resolved config of the last attempt; its compared keys (`Compared`) must never change
   status.json        state, time of the last change, attempt
-  attempts/1/*.log   one folder per start of the command; `attempts/latest` is a link to the newest
+  attempts/1/*.log   one folder per attempt; `attempts/latest` links to the newest
   .grader_secret     the seed of the grader's test points; only the owner can read it
 ```
 """

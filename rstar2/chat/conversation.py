@@ -187,8 +187,8 @@ class Conversation:
     def _system_of_answers(self, systems: Iterable[str | None]) -> str | None:
         """Returns the system text of the conversation.
 
-        If the traces do not record the system text, returns the first of `systems` that leads to the prompt of the
-        first answer, or None.
+        If the traces do not record the system text, returns the first text in `systems` that reproduces the prompt of
+        the first answer, or None.
         """
         for answer in self.answers:
             if answer.system is not None:

@@ -222,7 +222,7 @@ class _Lines:
         return True
 
     def _begin(self, lead: str, end: int, style: str = "") -> None:
-        """Begin a line with `lead` in place of its first `end` characters."""
+        """Begin a line. Write `lead` instead of the first `end` characters of the pending text."""
         self._pending = self._pending[end:]
         if lead:
             self._text.write(lead)
@@ -266,7 +266,7 @@ class _Lines:
             self._text.write(f" ({span['target']})", self._style or "")
 
     def _write(self, text: str, style: str, used: int) -> None:
-        """Write a text in place of the first `used` characters of the pending text."""
+        """Write `text` instead of the first `used` characters of the pending text."""
         self._last = self._pending[used - 1]
         self._pending = self._pending[used:]
         plain = text.replace(FORMULA_START, "").replace(FORMULA_END, "")

@@ -25,7 +25,7 @@ EngineName = Literal["auto", "vllm", "transformers"]
 """The engine of a model on this machine. auto: vLLM if it is installed and the model is large enough to justify its
 start-up, else transformers."""
 TOOLS: dict[str, str] = {"program": "python_code_with_standard_io", "notebook": "jupyter_code"}
-"""Maps each name with which `--tool` selects a tool of this package to the name of the tool in formats."""
+"""Maps the values of `--tool` for shipped tools to the names that formats use for these tools."""
 _HINT = (
     "Give --run RUN; or --model with a run, a stage, a model's folder or a hub id; or --url. "
     "`rstar2 runs list` shows the runs."

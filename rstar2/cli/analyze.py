@@ -53,7 +53,9 @@ def command(
     temperature: Annotated[
         float,
         typer.Option(
-            min=0.01, max=10, help="Temperature of the token distributions whose entropies --model computes."
+            min=0.01,
+            max=10,
+            help="Temperature at which --model computes the entropies of the token distributions.",
         ),
     ] = 1.0,
     output: Annotated[

@@ -71,7 +71,7 @@ EPILOG = examples(
 
 
 MAX_ANSWERS = 5
-"""Maximum number of unreadable answers that a line lists for one file."""
+"""Maximum number of unreadable answers that are listed for one file."""
 
 
 def command(

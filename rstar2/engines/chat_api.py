@@ -36,7 +36,7 @@ _SURE_ROOM = 1024
 If the budget is too large, the server's error says how many tokens are left.
 """
 _MAX_COUNTS = 4096
-"""Maximum number of conversations whose length in the server's tokens is remembered."""
+"""Maximum number of cached token counts of the server, one for each prefix of a conversation."""
 
 
 async def open_chat_api(

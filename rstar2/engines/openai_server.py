@@ -133,11 +133,11 @@ class _Accepted:
     most: int | None = None
     """Maximum number of tokens in a reply to any conversation."""
     cap_words: dict[int, str] = field(default_factory=dict)
-    """The server's message for each cap on the tokens of a reply."""
+    """Maps each cap on the tokens of a reply to the message in which the server stated the cap."""
     context: int | None = None
     """Maximum number of tokens in a conversation and its reply together."""
     _small_caps: dict[int, str] = field(default_factory=dict)
-    """For each cap on the tokens of a reply, the first conversation for which the server stated the cap."""
+    """Maps each cap on the tokens of a reply to the first conversation for which the server stated the cap."""
 
     def request(self, body: Mapping[str, Any], room: int | None, cap: int | None = None) -> dict[str, Any]:
         """Returns the request to send for `body`.

@@ -11,7 +11,7 @@ from rstar2.supervision.settings import Event
 from rstar2.supervision.start import started_supervisor
 
 START_S = 120.0
-"""Maximum number of seconds that a supervisor may take in addition to the time in which its processes load."""
+"""Maximum number of seconds that a supervisor needs in addition to the loading time of its processes."""
 
 
 def supervised(settings: SupervisorSettings, start_s: float = START_S) -> Generator[Event, None, None]:

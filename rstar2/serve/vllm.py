@@ -222,7 +222,7 @@ def files_of(model: str) -> Path | None:
 
 
 def generation_config_of(folder: Path, choice: FormatChoice) -> dict[str, Any] | None:
-    """Returns a generation_config.json with which vLLM ends a text exactly at the end of a turn of the model's format.
+    """Returns a generation_config.json that makes vLLM end a text exactly where a turn of the model's format ends.
 
     Returns None if the model's own files already make vLLM end a text at the end of a turn.
     """

@@ -28,7 +28,7 @@ READY_S = 900.0
 """Maximum number of seconds that vLLM may take to load, compile and capture its graphs."""
 POLL_S = 0.5
 AT_ONCE, CPU_AT_ONCE = 128, 16
-"""Number of concurrent requests when the speed of many requests is measured, on a GPU and on a CPU."""
+"""Number of concurrent requests in the measurement of throughput, on a GPU and on a CPU."""
 TOKENS, CPU_TOKENS = 256, 32
 """Number of tokens that each request generates, on a GPU and on a CPU."""
 CODE, OUTPUT = "print(123 * 456)", "56088"
