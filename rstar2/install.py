@@ -34,7 +34,7 @@ _MODULES = {
     "omegaconf": "verl",
     "tokenizers": "transformers",
 }
-"""Dict from each module whose own package is in no extra to a package that depends on it and is in an extra.
+"""Modules that are in no extra. Each is mapped to a package that depends on the module and is in an extra.
 """
 
 

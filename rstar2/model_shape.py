@@ -177,7 +177,7 @@ def _attention_of(values: dict[str, Any]) -> AttentionShape:
 
 
 def _head_dim(kind: object, hidden: int, heads: int) -> int:
-    """Returns the size of a head for a config that does not give it."""
+    """Returns the size of an attention head if the config does not state it."""
     return 128 if kind == "qwen3" else hidden // heads
 
 

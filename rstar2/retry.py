@@ -1,7 +1,7 @@
 """Retries of requests to services that do not answer: the total wait, the pauses, and a record of all outages.
 
 A run makes one `RetryPolicy` and shares it between all its requests. The policy has a `Service` for each server that
-the run uses (engine, judge, judge model), and a service decides whether a failed request is sent again. A restarted
+the run uses (engine, judge, judge model), and the `Service` decides whether a failed request is sent again. A restarted
 server therefore costs a run only time.
 
 A service that refuses requests because of a rate limit does not count as unreachable. For a service that limits the
@@ -26,7 +26,7 @@ from rstar2.flow_control import Allowance, FlowControl
 
 T = TypeVar("T")
 OnWait = Callable[[str], None]
-"""Called each time a request has to wait before it is sent again, with the reason."""
+"""Called with the reason each time a request has to wait before it is sent again."""
 
 ATTEMPTS = 4
 """Default number of failures after which one request is given up, if the service answers other requests in between."""
@@ -125,9 +125,9 @@ class Outages:
         slowed = bool(self.paused_s or self.spread_s)
         times = [f"did not answer for {self.away_s:.0f} s in total"] if self.away_s or not slowed else []
         if self.paused_s:
-            times.append(f"limited the rate of requests, which paused for {self.paused_s:.0f} s")
+            times.append(f"limited the rate of requests, so requests paused for {self.paused_s:.0f} s")
         if self.spread_s:
-            times.append(f"announced the limit of its rate, so requests waited for {self.spread_s:.0f} s")
+            times.append(f"announced a rate limit, so requests waited for {self.spread_s:.0f} s")
         again = f". Requests sent again: {causes_text(self.retries)}" if self.retries else ""
         return f"the {self.service} {' and '.join(times)}{again}"
 
@@ -197,8 +197,7 @@ class RetryPolicy:
 
 
 class Service:
-    """One service that a run uses. The object decides for all requests to the service whether a failed request is sent
-    again.
+    """One service that a run uses. Decides whether a failed request to the service is sent again.
 
     The wait for a service is counted from the first failure after the service's last answer. If this failure is a
     timeout, the wait is counted from the start of the attempt that was too slow. For a request that was first sent

@@ -60,7 +60,7 @@ class NamedJudge:
 
 
 class OwnJudge(NamedJudge):
-    """A judge with one worker that this chat starts, and restarts if it ended.
+    """A judge with one worker. The chat starts this judge, and restarts it if it has ended.
 
     Raises what `start_service` raises.
     """

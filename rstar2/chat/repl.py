@@ -60,7 +60,7 @@ class Repl:
     Args:
         describe: two texts. The first text describes the model, and the second text says where the model's programs
             run.
-        stack: contains only the transcript, which a command may close and replace.
+        stack: an exit stack with only the transcript. A command may close the transcript and open another one.
     """
 
     def __init__(

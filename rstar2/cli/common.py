@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class QuietConsole(Console):
     """A console that stops printing if the program that reads its output ends, such as `head` in `rstar2 … | head`.
 
-    The command itself runs on after the console has stopped printing. On a terminal, control sequences in the texts of
-    models and programs are shown as text and have no effect. A table that is too wide is printed as records. Raises
+    The command itself continues after the console has stopped printing. On a terminal, control sequences in the texts
+    of models and programs are shown as text and have no effect. A table that is too wide is printed as records. Raises
     Failure if standard output cannot be written for another reason, such as a full disk.
     """
 

@@ -243,7 +243,7 @@ def _train(plan: TrainPlan, run: Path) -> None:
 
 
 def unreadable_lines(unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> Iterator[str]:
-    """Yield a line for each file that has problems with unreadable reference answers.
+    """Yield a line for each data file that contains unreadable reference answers.
 
     The line gives the number of problems with unreadable reference answers, and the first few of these answers.
     """

@@ -42,7 +42,7 @@ TOKENIZER_TRACES = 1500
 """Number of conversations that the tokenizer learns its merges from."""
 
 EXAMPLES = 3
-"""Number of held-out problems that a chat with the model suggests."""
+"""Number of held-out problems that `rstar2 chat` suggests to the user as examples."""
 
 
 def run_demo(

@@ -170,8 +170,8 @@ class ChatEngine(VLLMEngine):
         super().__init__(url, model, key=key, more=more)
         self._tools = list(tools)
         self._tools_accepted = False
-        """Whether the server has accepted a request with tools. If the server has accepted one, a later refusal of
-        tools concerns a single request and not the server.
+        """Whether the server has accepted a request with tools. After that, a refusal of tools concerns a single
+        request and not the server.
         """
         self._tools_in = tools_in
         self._known = served

@@ -80,7 +80,9 @@ OnLeftOut = Callable[[str, str], None]
 OnAllowances = Callable[[Sequence[Allowance], float], None]
 """Called with the rate limits in a server's answer, and with the seconds since the request was sent."""
 OnCapped = Callable[[int, str], None]
-"""Called if a server caps the tokens of a reply below the requested number, with the cap and the server's message."""
+"""Called with a server's cap on the tokens of a reply, and with the server's message, if the cap is below the requested
+number.
+"""
 
 
 @dataclass(frozen=True)
@@ -593,7 +595,7 @@ class _Turn:
     def ended(self, done: bool) -> bool:
         """Whether the server ended the turn.
 
-        If the server ended the stream (`done`), a turn with content has also ended.
+        A turn with content also counts as ended if the server ended the stream (`done`).
         """
         return self.finish is not None or (done and self.began)
 
@@ -624,7 +626,8 @@ def _question(body: Mapping[str, Any]) -> Any:
 
 
 def _surely_fits(body: Mapping[str, Any], full: ContextExceeded, context: int | None) -> bool:
-    """Whether a conversation surely takes less than half of the context, although the server says that it does not fit.
+    """Whether a conversation certainly takes less than half of the context, although the server says that it does not
+    fit.
 
     The number of bytes is an upper bound for the number of tokens.
     """

@@ -120,8 +120,8 @@ def text_codec(tool: str, tools_in: ToolsIn = "request") -> ChatCodec:
 def messages_of(token_ids: Sequence[int], tools_in: ToolsIn = "request") -> list[Message]:
     """Parse a prompt of `text_codec` into messages of OpenAI's API, without the turn that the model has to write.
 
-    Only special ids separate messages. Text that looks like a special token is broken up, so that the server also reads
-    it as text.
+    Only special ids separate messages. Text that looks like a special token is broken up, so that the server does not
+    read it as a special token.
     """
     tokenizer = TextTokenizer()
     messages: list[Message] = []

@@ -1,4 +1,4 @@
-"""Turns the options of `rstar2 serve` into the processes that serve, with notes for the user."""
+"""Turns the options of `rstar2 serve` into a list of server processes, with notes for the user."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Choice:
 
 @dataclass
 class Chosen:
-    """The processes that serve, and notes about them for the user."""
+    """The server processes to start, and notes about them for the user."""
 
     choice: Choice
     model: str

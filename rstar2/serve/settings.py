@@ -37,7 +37,7 @@ class SupervisorSettings(SupervisionSettings):
 
 
 class ServerHandle(Handle):
-    """What `rstar2 serve status` reads about a server that loads, runs or gave up."""
+    """What `rstar2 serve status` reads about a server that is loading, is running or has given up."""
 
     url: str
     port: int

@@ -22,7 +22,7 @@ def supervised(settings: SupervisorSettings, start_s: float = START_S) -> Genera
 
     Raises:
         UserError: the model cannot be served with these settings, and another attempt would fail too.
-        Failure: the server did not come up, crashed too often, or was stopped before it answered.
+        Failure: the server did not start, crashed too often, or was stopped before it answered.
     """
     # The supervisor itself gives up if a process has not answered after `ready_s`.
     wait_s = start_s + settings.ready_s * sum(map(len, settings.waves))

@@ -39,7 +39,7 @@ def port_in_use_error(port: int) -> UserError:
 
 
 def read_states() -> list[ServerHandle]:
-    """Returns the servers of this machine that load, run or gave up.
+    """Returns the servers of this machine that are loading, are running or have given up.
 
     Raises UserError if a state file cannot be read.
     """

@@ -40,7 +40,7 @@ def _phase_progress(folder: Path) -> int:
 
 
 def _held_out_samples(folder: Path) -> int:
-    """The number of samples of held-out problems that an SFT has written."""
+    """The number of samples on held-out problems that an SFT run has stored."""
     return sum(file.read_bytes().count(b"\n") for file in folder.glob(f"{HELD_OUT}/step-*/traces.jsonl"))
 
 

@@ -301,7 +301,7 @@ async def test_requests_wait_before_the_rate_that_answers_name_is_exceeded(
     assert service.outages.spread_s == clock.now
     assert service.outages.retries == {}
     assert policy.outages[0].text.endswith(
-        f"announced the limit of its rate, so requests waited for {clock.now:.0f} s"
+        f"announced a rate limit, so requests waited for {clock.now:.0f} s"
     )
 
 

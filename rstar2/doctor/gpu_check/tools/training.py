@@ -28,7 +28,9 @@ PROMPT_TOKENS = 128
 BUDGET, CPU_BUDGET = 256, 48
 """Maximum number of tokens in a rollout, on a GPU and on a CPU."""
 AGREEMENT = 0.05
-"""The mean log-probabilities of engine and trainer may differ by at most this many nats, which rounding can cause."""
+"""Maximum difference, in nats, between the mean log-probabilities of engine and trainer. Rounding causes smaller
+differences.
+"""
 
 
 def rl_words(settings: Settings, run: Path, problems: Path) -> list[str]:
