@@ -87,8 +87,8 @@ _MODULES = {
     "rstar2.train": ("select",),
     "rstar2.train.group": ("Group", "Rollout"),
 }
-"""For each module, the public names that it defines. Type checkers do not need this table, because they read the
-imports.
+"""Dict from each module to the public names that it defines. Type checkers do not need this table, because they read
+the imports.
 """
 
 

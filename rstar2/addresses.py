@@ -1,4 +1,4 @@
-"""Checks the URLs and keys of services that users name, before anything is started or sent."""
+"""Checks the service URLs and API keys that users give, before anything is started or sent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def check_url(url: str, whose: str, example: str) -> None:
 def check_redis_url(url: str) -> None:
     """Raises UserError if `url` is not the URL of a Redis server.
 
-    The message shows no part of the URL, because it is unclear where a password ends that is not percent-encoded.
+    The message shows no part of the URL, because the end of a password is ambiguous if the password is not
+    percent-encoded.
     """
     if _REDIS.fullmatch(url) is None:
         raise UserError(
@@ -97,7 +98,9 @@ def _is_local(host: str) -> bool:
 
 
 def check_key(key: str) -> None:
-    """Raises UserError if an HTTP header cannot contain a key. The message does not show the key."""
+    """Raises UserError if a key contains characters that an HTTP header cannot contain. The message does not show the
+    key.
+    """
     if _KEY.fullmatch(key) is None:
         raise UserError(
             "the key contains spaces, line ends or characters outside ASCII, which HTTP cannot send",

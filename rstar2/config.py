@@ -153,7 +153,9 @@ def _dotted(*parts: str) -> str:
 
 
 def _source(key: str, message: str, overrides: list[str], tables: tuple[str, ...]) -> tuple[str, str] | None:
-    """Returns the last override that set a key or a part of it, with its table, or None if no override did."""
+    """Returns the last override that set a key or a key inside it, and the table of the override. Returns None if there
+    is no such override.
+    """
     for override in reversed(overrides):
         changed_key = override.partition("=")[0].strip()
         for table in tables:
@@ -194,7 +196,7 @@ def _fields(model: type[BaseModel], path: Iterable[str]) -> dict[str, FieldInfo]
 
 
 def _all_fields(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
-    """Returns the fields of a model and of the tables in it, by their dotted keys."""
+    """Returns a dict from dotted key to field, for the fields of a model and of the tables in it."""
     fields: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
         key = _dotted(prefix, name)
@@ -216,7 +218,7 @@ def _nearest(key: str, fields: dict[str, FieldInfo]) -> tuple[str, FieldInfo] | 
 
 
 def _kind(field: FieldInfo) -> str:
-    """Returns words for the type and the bounds of a key's value."""
+    """Returns a phrase that describes the type and the bounds of a key's value."""
     kind: Any = field.annotation
     if get_origin(kind) in (Union, UnionType):
         kind = next(each for each in get_args(kind) if each is not type(None))

@@ -84,7 +84,7 @@ class UnusableAnswer(Unavailable):
 
 @contextmanager
 def as_user_error() -> Iterator[None]:
-    """Raise a UserError in place of a Failure within the `with` block.
+    """Convert a Failure in the `with` block to a UserError.
 
     Use this function for the first request to a service. A failure of the first request means that the user named a
     wrong address, name or key, or did not start the service.
@@ -119,6 +119,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def first_few(names: Sequence[str]) -> str:
-    """Returns words for a message: the first names, and the number of names that are left out."""
+    """Returns a list of names as text for a message. A long list is cut, and the number of further names is added."""
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + more

@@ -116,8 +116,8 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write text so that the file is either whole or absent, with the permissions `mode` except those that the umask
-    removes.
+    """Write text so that the file is either whole or absent. The file's permissions are `mode` without those that the
+    umask removes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path, mode) as file:
@@ -198,11 +198,11 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
-"""Numbers of the system errors that the disk causes and not the program, such as a full disk."""
+"""Values of `errno` for failures of the disk, such as a full disk, as opposed to faults of the program."""
 
 
 def os_failure(error: OSError) -> Failure:
-    """Returns a system error as a Failure with the name of the file and, for a full disk, a hint."""
+    """Converts an OSError to a Failure that names the file. A failure of the disk also has a hint."""
     where = f" {error.filename}" if error.filename else ""
     hint = "Make room there, or use a folder on another disk." if error.errno in DISK_ERRORS else ""
     return Failure(f"cannot read or write{where}: {error.strerror or error}", hint)
@@ -225,7 +225,7 @@ def no_room(path: Path) -> str:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[TextIO]:
-    """Opens a `whole_file` at a path that a user named. The file's folder is made if it does not exist.
+    """Opens a `whole_file` at a path that the user gave. The file's folder is made if it does not exist.
 
     Raises:
         UserError: the path is a folder, or is below a file.
@@ -250,7 +250,7 @@ def output_file(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
-    """Opens a file for UTF-8 text that appears at `path` when the `with` block ends, or not at all if the block raises.
+    """Opens a UTF-8 text file, which appears at `path` when the `with` block ends, or not at all if the block raises.
 
     The file's permissions are `mode` without those that the umask removes. If `path` is a link, the link is followed.
     If `path` is neither a file nor a folder, such as a pipe or `/dev/stdout`, it is written to directly. Raises OSError

@@ -6,8 +6,8 @@ This number is a limit for all requests to the service together, and all request
 
 Many services also announce in each answer how many more requests they accept, and until when. If the announced number
 is not much larger than the number of requests in flight, the next requests are spread over the announced time, so that
-none is refused. Spreading the requests works for both kinds of limits. If a limit counts requests in fixed windows, the
-limit is used up evenly. If a limit is refilled continuously, the rate of requests becomes the rate of the refill.
+none is refused. If a limit counts requests in fixed windows, spreading the requests uses it up evenly. If a limit is
+refilled continuously, the rate of requests becomes the rate of the refill.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ _MODULES = {
     "omegaconf": "verl",
     "tokenizers": "transformers",
 }
-"""For each module whose own package is in no extra: the package that is in an extra and depends on the module's
-package.
+"""Modules that are in no extra. Each is mapped to a package that depends on the module and is in an extra.
 """
 
 

@@ -1,4 +1,4 @@
-"""The processors, memory and GPUs that this process may use, and the published figures of each kind of GPU."""
+"""The processors, memory and GPUs that this process may use, and the published specifications of known GPU models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class GPU:
 
 @dataclass(frozen=True)
 class GpuKind:
-    """The published figures of a kind of GPU, for dense bf16."""
+    """The published specifications of a GPU model, for dense bf16."""
 
     memory: int | None
     """Bytes of the device's memory, as PyTorch reports them. The value None stands for the machine's memory."""
@@ -54,7 +54,7 @@ GPU_KINDS = {
     "mi300x": GpuKind(int(191.7 * GIB), 5.3e12, 1307e12),
 }
 CPU = GpuKind(None, 1e10, 5e10)
-"""Figures of a rank on a CPU: about two cores, in fp32."""
+"""Rough speed of a rank on a CPU, for about two cores in fp32."""
 
 
 def usable_cores() -> float:

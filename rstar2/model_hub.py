@@ -8,7 +8,7 @@ from rstar2.errors import UserError, did_you_mean
 from rstar2.model_shape import SHAPES
 
 _ANSWER_S = 10.0
-"""Number of seconds within which the hub has to answer."""
+"""Timeout in seconds for the hub's answer."""
 
 
 def check_on_hub(hub_id: str, *files: str, for_plan: bool = False) -> None:
@@ -51,7 +51,7 @@ def check_on_hub(hub_id: str, *files: str, for_plan: bool = False) -> None:
     except Exception as error:
         known = f" Known without a network: {', '.join(SHAPES)}." if for_plan else ""
         raise UserError(
-            f"the hub cannot be asked for {hub_id} ({first_line(error)}), and its cache lacks the model{suggestion}",
+            f"cannot ask the hub for {hub_id} ({first_line(error)}), and the hub's cache lacks the model{suggestion}",
             f"Check the network, or give the folder of a model instead of a hub id.{known}",
         ) from error
 

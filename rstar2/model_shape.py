@@ -1,5 +1,5 @@
-"""Reads the shape of a model from its config.json: for any decoder the size of the KV cache, and for known models also
-the number of parameters.
+"""Reads the shape of a model from its config.json. The shape gives the size of the KV cache for any decoder, and also
+the number of parameters for known models.
 
 The numbers are exact, and are computed without the model's weights. `KNOWN` lists the known models.
 """
@@ -19,7 +19,7 @@ KNOWN = ("qwen3", "qwen2", "llama")
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionShape:
-    """The figures of a decoder that decide the size of its KV cache."""
+    """The sizes in a decoder's config that determine the size of its KV cache."""
 
     layers: int
     heads: int
@@ -177,7 +177,7 @@ def _attention_of(values: dict[str, Any]) -> AttentionShape:
 
 
 def _head_dim(kind: object, hidden: int, heads: int) -> int:
-    """Returns the size of a head for a config that does not give it."""
+    """Returns the size of an attention head if the config does not state it."""
     return 128 if kind == "qwen3" else hidden // heads
 
 

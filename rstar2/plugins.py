@@ -104,7 +104,7 @@ def check_parameters(
 
 @contextmanager
 def failures_named(reference: str, role: str) -> Iterator[None]:
-    """Replace an exception that a user's function raises with a Failure, which names the function and the cause.
+    """Convert an exception of a user's function to a Failure that names the function and the cause.
 
     The `with` block has to call the user's function. An RStarError is passed on, because it already explains the fault.
     """

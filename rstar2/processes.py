@@ -112,8 +112,9 @@ def begin_module(settings: type[Settings]) -> Settings:
     """Set up logging to standard error, and read the settings from standard input.
 
     A module that `start_module` started calls this function first. The three standard streams become UTF-8, as in the
-    parent, whatever the locale is. Settings come on standard input, because other programs could read a command line or
-    an environment. Unknown fields are ignored, because the parent may run an older version of this package.
+    parent, whatever the locale is. The settings are sent through standard input, because other programs could read them
+    on a command line or in an environment. Unknown fields are ignored, because the parent may run an older version of
+    this package.
     """
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

@@ -1,7 +1,7 @@
 """Retries of requests to services that do not answer: the total wait, the pauses, and a record of all outages.
 
 A run makes one `RetryPolicy` and shares it between all its requests. The policy has a `Service` for each server that
-the run uses (engine, judge, judge model), and a service decides whether a failed request is sent again. A restarted
+the run uses (engine, judge, judge model), and the `Service` decides whether a failed request is sent again. A restarted
 server therefore costs a run only time.
 
 A service that refuses requests because of a rate limit does not count as unreachable. For a service that limits the
@@ -26,7 +26,7 @@ from rstar2.flow_control import Allowance, FlowControl
 
 T = TypeVar("T")
 OnWait = Callable[[str], None]
-"""Called each time a request has to wait before it is sent again, with the reason."""
+"""Called with the reason each time a request has to wait before it is sent again."""
 
 ATTEMPTS = 4
 """Default number of failures after which one request is given up, if the service answers other requests in between."""
@@ -38,7 +38,9 @@ _NO_TIME_LEFT_S = 1e-6
 """A wait ends if fewer seconds than this are left. After a shorter sleep, the clock might show the same time as before.
 """
 _LEAST_SPREAD_S = 1.0
-"""The delay of requests to a service is reported if it is at least this many seconds in total, even without a retry."""
+"""If requests to a service were delayed by at least this many seconds in total, the delay is reported even without a
+retry.
+"""
 _MAX_CAUSES = 20
 """The number of causes that are counted separately for each service. Causes beyond this number are counted together."""
 _MAX_CAUSE_LENGTH = 200
@@ -59,7 +61,7 @@ def causes_text(counts: Mapping[str, int]) -> str:
 
 
 class ServiceGone(Failure):
-    """A service answered no request for as long as the user allows."""
+    """A service answered no request within the time that the user allows."""
 
     def __init__(self, message: str, hint: str, service: Service) -> None:
         super().__init__(message, hint)
@@ -80,7 +82,7 @@ class Backoff:
         self._next_s = first_s
 
     def reset(self, *, at_once: bool = False) -> None:
-        """Let the next wait be `first_s`, because a request succeeded. If `at_once` is true, the next wait is 0."""
+        """Reset the next wait to `first_s`, or to 0 if `at_once` is true, after a request has succeeded."""
         self._next_s = 0.0 if at_once else self._first_s
 
     def next_s(self) -> float:
@@ -121,11 +123,11 @@ class Outages:
     def text(self) -> str:
         """The outages in one line."""
         slowed = bool(self.paused_s or self.spread_s)
-        times = [f"was away for {self.away_s:.0f} s in all"] if self.away_s or not slowed else []
+        times = [f"did not answer for {self.away_s:.0f} s in total"] if self.away_s or not slowed else []
         if self.paused_s:
-            times.append(f"limited the rate of requests, which paused for {self.paused_s:.0f} s")
+            times.append(f"limited the rate of requests, so requests paused for {self.paused_s:.0f} s")
         if self.spread_s:
-            times.append(f"announced the limit of its rate, so requests waited for {self.spread_s:.0f} s")
+            times.append(f"announced a rate limit, so requests waited for {self.spread_s:.0f} s")
         again = f". Requests sent again: {causes_text(self.retries)}" if self.retries else ""
         return f"the {self.service} {' and '.join(times)}{again}"
 
@@ -195,8 +197,7 @@ class RetryPolicy:
 
 
 class Service:
-    """One service that a run uses. The object decides for all requests to the service whether a failed request is sent
-    again.
+    """One service that a run uses. Decides whether a failed request to the service is sent again.
 
     The wait for a service is counted from the first failure after the service's last answer. If this failure is a
     timeout, the wait is counted from the start of the attempt that was too slow. For a request that was first sent
@@ -353,8 +354,10 @@ class Service:
             return
         message = f"the {self.name} has answered no request for {self._wait_s - left_s:.0f} seconds"
         if error.retry_after_s:
-            message += f" and is to be asked again in {pause_s:.0f} seconds"
-        hint = error.hint or "Give it longer with --wait, or send fewer requests at once with --in-flight."
+            message += f" and asks to wait another {pause_s:.0f} seconds"
+        hint = (
+            error.hint or "Allow a longer wait with --wait, or send fewer requests at once with --in-flight."
+        )
         raise ServiceGone(f"{message}: {error.message}", hint, self) from error
 
     def _others_under_way(self, attempt_began: float) -> bool:

@@ -2,9 +2,9 @@
 
 ```
 RUN/
-  config.json        the resolved config of the last start; a start is rejected if a compared part of its config differs
+  config.json        the resolved config of the last attempt; its compared keys (`Compared`) must never change
   status.json        state, time of the last change, attempt
-  attempts/1/*.log   one folder per start of the command; `attempts/latest` is a link to the newest
+  attempts/1/*.log   one folder per attempt; `attempts/latest` links to the newest
   .grader_secret     the seed of the grader's test points; only the owner can read it
 ```
 """
@@ -39,14 +39,16 @@ except the processes that run a model's programs.
 """
 _SECRET_BYTES = 32
 _SECRET = re.compile(r"(?:[0-9a-fA-F]{2}){8,}")
-_NEW_SECRET = "Restore the file, or remove it: the next start makes another one."
+_NEW_SECRET = "Restore the file, or remove it: the same command then makes a new one."
 State = Literal["running", "finished", "failed", "stopped"]
 Compared = Callable[[dict[str, Any]], dict[str, Any]]
-"""Returns the part of a config, as JSON, that must be the same at every start of a run."""
+"""Returns the part of a config, as JSON, that must be the same when the run is resumed."""
 
 
 class Run:
-    """The folder of a run that `open_run` opened. `attempt` is the number of this start, from 1."""
+    """The folder of a run that `open_run` opened. `attempt` is 1 for a new run, and one more each time the run is
+    resumed.
+    """
 
     def __init__(self, path: Path, attempt: int) -> None:
         self.path = path
@@ -71,7 +73,7 @@ def open_run(
     Args:
         kind: the verb that makes the run: demo, eval, train, sft, ….
         config: the resolved config, which can be stored as JSON.
-        compared: returns the part of a config that must be the same at every start of the run.
+        compared: returns the part of a config that must be the same when the run is resumed.
 
     Raises:
         UserError: the folder has other contents, or a run of another kind; the config of the run differs (the message
@@ -111,9 +113,9 @@ def open_run(
 def _grader_secret(path: Path) -> Iterator[None]:
     """Put the run's secret into the environment for the length of the `with` block, so that child processes have it.
 
-    The secret is made at the first start and stays in the run's folder, so that a verdict is the same in every process
-    and at every start of the run. Raises UserError if the file is damaged, or if the user set the environment variable
-    to a text that is not a secret.
+    The secret is made with the run and stays in the run's folder, so that a verdict is the same in every process, also
+    after the run is resumed. Raises UserError if the file is damaged, or if the user set the environment variable to a
+    text that is not a secret.
     """
     before, file = os.environ.get(GRADER_SECRET), path / SECRET_FILE
     if before and not _SECRET.fullmatch(before):
@@ -198,7 +200,7 @@ def list_runs(root: Path) -> list[Path]:
 
 
 def json_digest(value: Any, length: int) -> str:
-    """Returns the first `length` characters, at most 64, of a hash of a JSON value.
+    """Returns the first `length` (at most 64) hexadecimal digits of a JSON value's hash.
 
     Stored results depend on this hash, so it must not change in later versions.
     """

@@ -116,8 +116,8 @@ def print_notice(console: Console, text: str, style: str) -> None:
 
 
 def between_words(console: Console, text: str) -> str:
-    """Returns a text for `console.print(…, soft_wrap=True)`. On a terminal, its lines are wrapped between words, and a
-    word that is longer than a line, such as a path or an address, is left whole so that it can be copied.
+    """Returns a text for `console.print(…, soft_wrap=True)`. On a terminal, lines are wrapped between words. A word
+    that is longer than a line, such as a path or a URL, is not broken, so that it can be copied.
     """
     if not console.is_terminal:
         return text

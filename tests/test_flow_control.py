@@ -119,7 +119,7 @@ async def test_a_service_that_refuses_everything_for_its_rate_is_given_up_by_the
         raise RateLimited("slow down", retry_after_s=2.0)
 
     with pytest.raises(
-        ServiceGone, match=r"has answered no request for .* seconds and is to be asked again in 2"
+        ServiceGone, match=r"has answered no request for .* seconds and asks to wait another 2"
     ):
         await service.call(limited)
     assert 55 <= clock.now <= 60

@@ -316,7 +316,7 @@ async def test_every_outage_is_counted_by_cause_with_its_length(clock: Clock) ->
         ("judge", True),
     ]
     assert policy.outages[0].away_s == ended_s
-    assert "the engine was away for" in outages.text
+    assert "the engine did not answer for" in outages.text
 
 
 async def test_the_causes_that_are_counted_apart_are_few(clock: Clock) -> None:

@@ -1,1 +1,1 @@
-"""Chatting with a model that solves problems with Python: the agent loop, turn after turn, for a person."""
+"""An interactive chat with a model that solves problems with Python."""

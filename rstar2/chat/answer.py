@@ -83,7 +83,7 @@ class Usage:
     failed_calls: int = 0
     seconds: float = 0.0
     tool_seconds: float = 0.0
-    """Seconds in which the model waited for tools."""
+    """Seconds that the model waited for tools."""
 
     @classmethod
     def of(cls, trace: Trace) -> Usage:
@@ -106,7 +106,7 @@ class Usage:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens per second. The time in which the model waited for tools is left out."""
+        """Generated tokens per second. Excludes the time that the model waited for tools."""
         return self.tokens / max(self.seconds - self.tool_seconds, 1e-9)
 
     def words(self) -> str:

@@ -22,7 +22,7 @@ class AnswerRepeats(Failure):
 
 
 class ContextFull(Failure):
-    """The conversation with the new question leaves no room for an answer in the model's context."""
+    """After the conversation and the new question, the model's context has no room for an answer."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Conversation:
     drawn: int = 0
     """The number of answers that were sampled, including answers that were taken back or discarded."""
     questions: int = 0
-    """The number of questions. The number of the last question is the `problem_id` of its trace."""
+    """The number of questions so far. The trace of the last question has this number as its `problem_id`."""
     timed_out: bool = False
     """Whether the time limit stopped the last answer."""
     _opened: ToolRunner | None = None
@@ -57,7 +57,7 @@ class Conversation:
 
     @property
     def history(self) -> list[int]:
-        """Token ids of all questions and answers so far, shape (H,). The history ends with the end of a turn."""
+        """Token ids of all questions and answers so far, shape (H,). The last token ends a turn."""
         if not self.answers or self.codec.format.one_question:
             return []
         last = self.answers[-1]
@@ -130,7 +130,7 @@ class Conversation:
             if repeats(written, self.codec):
                 raise AnswerRepeats(
                     "the answer repeated itself and was stopped; it is discarded",
-                    "Ask again, or word the problem as in the model's training data.",
+                    "Ask again, or write the problem in the form of the model's training data.",
                 ) from None
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
@@ -160,8 +160,8 @@ class Conversation:
     async def resume(self, traces: Iterable[Trace]) -> str:
         """Continue a saved conversation, whose prompts must be in this model's format.
 
-        Answers that were taken back or discarded are in `traces` too. The conversation leaves out each answer that is
-        missing in the prompts of later answers. The system text of the saved conversation is used from now on. Returns
+        Answers that were taken back or discarded are in `traces` too. An answer that is missing in the prompts of later
+        answers is not added to the conversation. The system text of the saved conversation is used from now on. Returns
         a line for the user if the system text changes, else "".
         """
         await self.reset()
@@ -187,8 +187,8 @@ class Conversation:
     def _system_of_answers(self, systems: Iterable[str | None]) -> str | None:
         """Returns the system text of the conversation.
 
-        If the traces do not record the system text, returns the first of `systems` that leads to the prompt of the
-        first answer, or None.
+        If the traces do not record the system text, returns the first text in `systems` that reproduces the prompt of
+        the first answer, or None.
         """
         for answer in self.answers:
             if answer.system is not None:
@@ -214,7 +214,7 @@ class Conversation:
         return trace
 
     def _follows(self, trace: Trace, earlier: Trace, systems: Iterable[str | None]) -> bool:
-        """Whether an answer continues the conversation so far, whose last answer is `earlier`.
+        """Whether an answer is the next one after `earlier`, which is the last answer of the conversation so far.
 
         If the trace does not record its system text, each text in `systems` is tried.
         """

@@ -28,7 +28,7 @@ class NamedJudge:
 
     @property
     def described(self) -> str:
-        """Returns words that say where programs run."""
+        """Returns a phrase that tells the user where programs run."""
         return f"on the judge at {self.client.url}" + (
             f", isolation {self.isolation}" if self.isolation else ""
         )
@@ -60,7 +60,7 @@ class NamedJudge:
 
 
 class OwnJudge(NamedJudge):
-    """A judge with one worker that this chat starts, and restarts if it ended.
+    """A judge with one worker. The chat starts this judge, and restarts it if it has ended.
 
     Raises what `start_service` raises.
     """
@@ -92,7 +92,7 @@ class OwnJudge(NamedJudge):
 async def refuse_wrong_token(url: str, token: str | None) -> None:
     """Raise AccessRefused if the judge at `url` rejects the token.
 
-    For a judge that does not answer, the function raises no error.
+    If the judge does not answer, no error is raised.
     """
     async with JudgeClient(url, token, wait_s=WAIT_S) as client:
         try:

@@ -16,7 +16,7 @@ from rstar2.terminal import encodable, harmless
 _WORDS = re.compile(r"\n|[^\S\n]+|\S+")
 _MARKS = re.compile(f"([{BOX_START}{BOX_END}])")
 _HEAD, _TAIL = 24, 12
-"""Number of lines that are shown from the beginning, and from the end, of a long result."""
+"""A long result is shown as its first `_HEAD` and its last `_TAIL` lines."""
 
 
 def folded(text: str) -> str:
@@ -41,7 +41,7 @@ class WrappedText:
         self._style = ""
         self._boxed = False
         self.hanging = 0
-        """Number of columns by which every line after the first is indented if a line is broken."""
+        """Hanging indent: the number of columns by which the continuation lines of a broken line are indented."""
 
     @property
     def at_margin(self) -> bool:

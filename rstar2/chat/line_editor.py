@@ -91,7 +91,8 @@ class LineEditor:
 
         Raises:
             EOFError: the user pressed Ctrl-D.
-            KeyboardInterrupt: the user pressed Ctrl-C. After Ctrl-C, the editor's `typed` is the text in the line.
+            KeyboardInterrupt: the user pressed Ctrl-C. The editor's `typed` then contains the text that the user had
+                typed.
             EndSignal: one of the signals `ENDING` came.
         """
 

@@ -22,14 +22,14 @@ from rstar2.terminal import encodable, harmless
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`\n]*\n")
 _MAYBE_FENCE = re.compile(r" {0,3}(`{0,2}|~{0,2}|`{3,}[^`\n]*|~{3,}[^\n]*)")
 _MAYBE_BLOCK = re.compile(r"[ \t]*([-*_#>|]{0,6}[ \t]?|[-*_=]+|\+[ \t]*[^\W\d_]*)")
-"""Matches the beginning of an incomplete line if the line may still become the markup of a block."""
+"""Matches the beginning of an incomplete line that may still become block markup, such as a heading or a list item."""
 _RULE = re.compile(r" {0,3}(-{3,}|\*{3,}|_{3,})[ \t]*\n")
 _UNDERLINE = re.compile(r" {0,3}={3,}[ \t]*\n")
 """Matches a line of `=` under a heading."""
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t]+")
 _BULLET = re.compile(r"""([ \t]*)(?:[-*][ \t]+(?=[^\s])|\+[ \t]+(?=[*_`\["']|[^\W\d_]{2,}(?![\w(])))""")
-"""The mark of a list item. A plus begins a list item only before a word or a mark, because `+ 5` and `+ sin(x)` belong
-to a sum.
+"""Matches the bullet of a list item. A plus is a bullet only before a word or inline markup, because `+ 5` and `+
+sin(x)` are parts of a sum.
 """
 _NUMBER = re.compile(r"[ \t]*\d{1,3}[.)][ \t]+")
 _QUOTE = re.compile(r" {0,3}>[ \t]?")
@@ -62,11 +62,11 @@ _SPECIAL_NAMES = frozenset(
         "__version__",
     }
 )
-"""Names of Python such as `__init__`, whose underscores do not mean bold text."""
+"""Python names such as `__init__`, whose underscores do not mean bold text."""
 _IN_A_CELL = re.compile(rf"{FORMULA_START}[^{FORMULA_END}]*{FORMULA_END}|(?P<ticks>`+)[^`\n]+(?P=ticks)(?!`)")
 _LONGEST_SPAN = 400
-"""Maximum number of characters in a span, such as bold text. A mark without its closing mark within this many
-characters is shown as text.
+"""Maximum number of characters in a span, such as bold text. An opening mark, such as `**`, is shown as text if its
+closing mark does not follow within this many characters.
 """
 _DELIMITERS = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?")
 """Matches the second line of a table, which separates the header from the rows."""
@@ -222,7 +222,7 @@ class _Lines:
         return True
 
     def _begin(self, lead: str, end: int, style: str = "") -> None:
-        """Begin a line with `lead` in place of its first `end` characters."""
+        """Begin a line. Write `lead` instead of the first `end` characters of the pending text."""
         self._pending = self._pending[end:]
         if lead:
             self._text.write(lead)
@@ -266,7 +266,7 @@ class _Lines:
             self._text.write(f" ({span['target']})", self._style or "")
 
     def _write(self, text: str, style: str, used: int) -> None:
-        """Write a text in place of the first `used` characters of the pending text."""
+        """Write `text` instead of the first `used` characters of the pending text."""
         self._last = self._pending[used - 1]
         self._pending = self._pending[used:]
         plain = text.replace(FORMULA_START, "").replace(FORMULA_END, "")

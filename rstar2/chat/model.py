@@ -25,7 +25,7 @@ EngineName = Literal["auto", "vllm", "transformers"]
 """The engine of a model on this machine. auto: vLLM if it is installed and the model is large enough to justify its
 start-up, else transformers."""
 TOOLS: dict[str, str] = {"program": "python_code_with_standard_io", "notebook": "jupyter_code"}
-"""Maps each name with which `--tool` selects a tool of this package to the name of the tool in formats."""
+"""Maps the values of `--tool` for shipped tools to the names that formats use for these tools."""
 _HINT = (
     "Give --run RUN; or --model with a run, a stage, a model's folder or a hub id; or --url. "
     "`rstar2 runs list` shows the runs."
@@ -112,9 +112,9 @@ class OpenModel:
     engine: ContinuingEngine
     codec: ChatCodec
     checkpoint: str
-    """The model's name and place, for the user."""
+    """The model's name and location, as shown to the user."""
     inexact: tuple[str, ...] = ()
-    """Words for the parts of the model's traces that are only estimates."""
+    """Names of the facts in the model's traces that are only estimates."""
 
 
 async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
@@ -156,7 +156,7 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
 
 
 async def _reached(opening: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of opening a server. If opening fails, UserError is raised, because the likely cause is a
+    """Opens a server's model and returns the result. An error is raised as UserError, because its likely cause is a
     wrong URL or a wrong model name.
     """
     with as_user_error():

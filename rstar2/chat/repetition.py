@@ -20,8 +20,8 @@ class RepetitionLimit:
     """
 
     def tokens_of(self, length: int) -> int:
-        """Returns how many tokens all repetitions of a pattern must have together. `length` is the pattern's number of
-        tokens.
+        """Returns the minimum number of tokens in all repetitions of a pattern together. `length` is the number of
+        tokens in the pattern.
         """
         return max(self.tokens, self.times * length)
 

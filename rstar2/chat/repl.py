@@ -60,7 +60,7 @@ class Repl:
     Args:
         describe: two texts. The first text describes the model, and the second text says where the model's programs
             run.
-        stack: contains only the transcript, which a command may close and replace.
+        stack: an exit stack with only the transcript. A command may close the transcript and open another one.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Repl:
         self._failed = ""
         """The last question if it has no answer, else empty."""
         self._default = ""
-        """Text that the next input line begins with."""
+        """Initial text of the next input line, which the user can edit."""
         colored = self._out.color_system is not None and not self._out.no_color
         self._line = LineEditor({name: words for name, (_, _, words) in COMMANDS.items()}, colored)
 

@@ -31,7 +31,7 @@ CUT = {
     "max_turns": "out of turns",
     "format": "the format cannot continue after the model's tool call",
 }
-"""Words for the reason why an answer ended early, for each value of the trace's `finish`."""
+"""Dict from a value of the trace's `finish` to the words that tell the user why the answer ended early."""
 
 
 class Screen:

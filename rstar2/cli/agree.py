@@ -1,4 +1,4 @@
-"""`rstar2 data agree`: finds the candidate problems for RL whose label agrees with a model's answers."""
+"""`rstar2 data agree`: finds the candidate RL problems whose label agrees with a model's answers."""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ def command(
     temperature: Annotated[
         float,
         typer.Option(
-            min=0.01, max=10, help="Temperature of the token distributions whose entropies --model computes."
+            min=0.01,
+            max=10,
+            help="Temperature at which --model computes the entropies of the token distributions.",
         ),
     ] = 1.0,
     output: Annotated[
@@ -110,7 +112,7 @@ def _folder(path: Path) -> Path:
 
 
 def _print(table: Table) -> None:
-    """Print the columns of a table that belong on the terminal."""
+    """Print a table with only the columns that are meant for the terminal."""
     from rich.table import Table as RichTable
 
     from rstar2.analysis.tables import heading, text_of

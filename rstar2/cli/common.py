@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class QuietConsole(Console):
     """A console that stops printing if the program that reads its output ends, such as `head` in `rstar2 … | head`.
 
-    The command itself runs on after the console has stopped printing. On a terminal, control sequences in the texts of
-    models and programs are shown as text and have no effect. A table that is too wide is printed as records. Raises
+    The command itself continues after the console has stopped printing. On a terminal, control sequences in the texts
+    of models and programs are shown as text and have no effect. A table that is too wide is printed as records. Raises
     Failure if standard output cannot be written for another reason, such as a full disk.
     """
 
@@ -218,11 +218,11 @@ FollowLogs = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing 
 
 
 RUN = "run"
-"""The command of a `RunGroup` that is run if the first argument names no command."""
+"""The command that a `RunGroup` runs if the first argument is not the name of a command."""
 
 
 class RunGroup(TyperGroup):
-    """A group whose command `run` needs no name: `rstar2 eval aime24` runs it with `aime24`."""
+    """A command group with the default command `run`: `rstar2 eval aime24` runs `run` with the argument `aime24`."""
 
     def list_commands(self, ctx: Context) -> list[str]:
         return [name for name in super().list_commands(ctx) if name != RUN]
@@ -274,7 +274,7 @@ class HelpContext(typer.Context):
 
 
 class _RunContext(HelpContext):
-    """The context of a command that runs although the command line does not contain its name.
+    """The context of a group's default command, whose name is not in the command line.
 
     Typer would end the command's path with a space, which the usage line would show. This class removes the space from
     the path.

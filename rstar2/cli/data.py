@@ -370,7 +370,7 @@ _FORM_NOTES = {
     "lost_thoughts": "× a thought is left out, since the format has no place for it",
     "unlearnt_turns": "× a turn is not learnt from, since the format's later prompts leave out its thought",
 }
-"""The warning for each count of `FormCounts`, by the count's name. A warning is printed if its count is not 0."""
+"""Dict from the name of a count in `FormCounts` to the warning that is printed if the count is not 0."""
 
 
 def _print_form(forms: Mapping[str, Mapping[str, int]], rewarded: bool = True) -> None:

@@ -29,8 +29,8 @@ GENERAL = tuple(
         for path in (Path(rstar2.eval.__file__).parent / "benchmarks").glob("[!_]*.py")
     )
 )
-"""Names of the benchmarks other than mathematics. The names are taken from file names, so that the help text can be
-printed without importing the benchmarks' packages."""
+"""Names of the benchmarks that are not about mathematics. The names are taken from file names, so that the help text
+can be printed without importing the benchmarks' packages."""
 GROUPS = ("paper-math", "paper-general", "paper-all")
 
 
@@ -55,8 +55,8 @@ Oracle = Annotated[
     bool,
     typer.Option(
         "--oracle",
-        help="Check the set-up without a model: the gold answers are graded instead of a model's, and "
-        "every tenth is made wrong on purpose.",
+        help="Check the set-up without a model: the gold answers are graded instead of a model's answers, and "
+        "every tenth gold answer is changed to a wrong one.",
     ),
 ]
 _OWN = "; by default the benchmark's own number"
@@ -138,8 +138,8 @@ RunFolder = Annotated[
     Path | None,
     typer.Option(
         "--run",
-        help="The run's folder; by default one that is named after the settings. A later start with the same folder "
-        "may add samples (-n), problems (--limit) and benchmarks.",
+        help="The run's folder; by default one that is named after the settings. Another `rstar2 eval` "
+        "with the same folder may add samples (-n), problems (--limit) and benchmarks.",
     ),
 ]
 
@@ -338,7 +338,7 @@ def ctl(
     """Control a running evaluation: pause and resume it, set how many samples run at a time, or cancel a sample.
 
     The command also works over ssh, and for a run under nohup. A cancelled sample does not count as a wrong answer. The
-    sample is left out and counted as cancelled, and the next start of the evaluation samples it again.
+    sample is left out and counted as cancelled, and the evaluation samples it again when it is resumed.
     """
     from rstar2.eval.control import ask
 

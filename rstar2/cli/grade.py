@@ -131,8 +131,8 @@ def _grade(
     """Grade the rows and write their verdicts.
 
     Returns:
-        The number of rows by verdict; a line for each row that could not be graded; and a line for each correct verdict
-        that its certificate does not confirm.
+        The number of rows with each verdict, a line for each row that could not be graded, and a line for each correct
+        verdict that its certificate does not confirm.
     """
     from collections import Counter
 

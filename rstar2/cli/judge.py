@@ -234,7 +234,7 @@ def _dashboard(url: str, status: dict[str, Any]) -> RenderableType:
 def _recent_times(status: dict[str, Any]) -> str:
     """Returns a line about the times of the last programs.
 
-    A judge of an earlier version does not report how many programs these times are from.
+    A judge of an earlier version does not report the number of programs that were timed.
     """
     waiting, running, count = status["queue_time"], status["run_time"], status.get("recent_programs")
     if not waiting:
@@ -256,8 +256,9 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _worker_table(workers: list[dict[str, Any]], isolation: str | None) -> Table:
-    """Returns a table of the workers. The table shows the isolation of each worker only if it differs from
-    `isolation`, which is the judge's, for one of them."""
+    """Returns a table of the workers. The table has a column for isolation only if some worker's isolation differs from
+    `isolation`, the isolation of the judge.
+    """
     from rich.table import Column, Table
 
     from rstar2.judge.queue.liveness import DEAD_AFTER_S

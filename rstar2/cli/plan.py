@@ -134,11 +134,11 @@ def show_run(
     run: Path,
     problems: int,
 ) -> None:
-    """Print the plan at the beginning of a dry run, or a line if the size of the model is not known.
+    """Print the plan at the beginning of a dry run. If the size of the model is not known, print a line that says so.
 
     Args:
         model: the model's folder, hub id, or shape.
-        recipes: the recipes of the stages, by stage number.
+        recipes: dict from stage number to recipe.
         judge_workers: number of programs that the judge runs at once; None if the number is not known.
         run: the run's folder, on whose disk the free space is measured.
         problems: the number of training problems.
@@ -231,7 +231,7 @@ def warn_before_sft(plan: SftPlan, run: Path) -> None:
 
 
 def _sft_warnings(shape: ModelShape, recipe: SftRecipe, lengths: list[int], run: Path) -> Iterator[str]:
-    """Yield warnings about memory, limits and disk of SFT.
+    """Yield warnings about the memory, limits and disk space of SFT.
 
     `lengths` has the length in tokens of each conversation in a sample. The list is empty if no lengths are known.
     """
@@ -283,7 +283,7 @@ def _disk_warnings(needed: int, with_one_checkpoint: int, run: Path) -> Iterator
 
 
 def _stored_bytes(run: Path) -> int:
-    """Returns the size of the checkpoints and models that an earlier start of the run wrote, in bytes."""
+    """Returns the size, in bytes, of the checkpoints and models that the run wrote before it was resumed."""
     kinds = ("checkpoints", "models", "model", "solved")
     # SFT has these folders in the run's folder itself, RL in the folder of each stage.
     folders = (folder for kind in kinds for folder in (run / kind, *run.glob(f"stage*/{kind}")))
@@ -399,8 +399,8 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe], named: str | N
         "the two phases. The rows above the peak therefore do not add up to it.\n"
         f"{_GATHERED} engine workspace: the engine's activations and logits. trainer, not offloaded: the trainer's "
         "weights and optimizer that stay in this memory while the engine generates.\n"
-        f"Assumed: {_lengths(assumed)}, {assumed.calls_per_rollout:.3g} tool calls each, {assumed.program_s:g} core "
-        f"seconds a call, {problems}a disk of {assumed.disk_bytes_per_s / 1e9:g} GB/s."
+        f"Assumed: {_lengths(assumed)}, {assumed.calls_per_rollout:.3g} tool calls per rollout, "
+        f"{assumed.program_s:g} core seconds per call, {problems}a disk of {assumed.disk_bytes_per_s / 1e9:g} GB/s."
     )
     out.print(table)
     out.print(f"Hours in total: {estimate.hours['total']:,.1f}.", soft_wrap=True)
@@ -469,9 +469,10 @@ def _lengths(assumed: Assumptions) -> str:
     groups = (
         ""
         if assumed.trained_groups == 1
-        else f", {percent(assumed.trained_groups, 0)} of the largest step's groups trained on"
+        else f", training on {percent(assumed.trained_groups, 0)} of the largest step's groups"
     )
-    return f"prompts of {assumed.mean_prompt_tokens:,.0f} tokens or as the budget allows, rollouts of {mean}{groups}"
+    prompts = f"prompts of {assumed.mean_prompt_tokens:,.0f} tokens (or their budget, if it is smaller)"
+    return f"{prompts}, rollouts of {mean}{groups}"
 
 
 def _warn(warnings: Iterable[str]) -> None:

@@ -146,7 +146,7 @@ def run(
         int,
         typer.Option(
             min=0,
-            help="How often a crashed process is restarted within ten minutes; after the next crash, the "
+            help="Maximum number of restarts of a crashed process within ten minutes; after one more crash, the "
             "server ends.",
         ),
     ] = 3,

@@ -76,7 +76,8 @@ def command(
         typer.Option(
             envvar="RSTAR2_JUDGE",
             callback=checked_judge,
-            help="URL of a running judge for the samples of held_out.data. [default: one is started for the run]",
+            help="URL of a running judge, which runs the programs of the samples for held_out.data. "
+            "[default: one is started for the run]",
         ),
     ] = None,
     judge_token: JudgeToken = None,

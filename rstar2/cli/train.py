@@ -71,7 +71,7 @@ EPILOG = examples(
 
 
 MAX_ANSWERS = 5
-"""Maximum number of unreadable answers that a line lists for one file."""
+"""Maximum number of unreadable answers that are listed for one file."""
 
 
 def command(
@@ -83,7 +83,8 @@ def command(
         ),
     ],
     data: Annotated[
-        Path, typer.Option(help="A folder from `rstar2 data prepare`, or a parquet file in VERL's own form.")
+        Path,
+        typer.Option(help="A folder from `rstar2 data prepare`, or a parquet file in VERL's own format."),
     ],
     run: RunFolder = Path("runs/train"),
     recipe: Annotated[
@@ -109,8 +110,8 @@ def command(
     solved: Annotated[
         Path | None,
         typer.Option(
-            help="For stage 3: answers of the model that the stage starts from to the training "
-            "problems. Give an `rstar2 eval` run over these problems, or the `solved` folder of "
+            help="For stage 3: answers to the training problems, by the model that the stage starts from. "
+            "Give an `rstar2 eval` run over these problems, or the `solved` folder of "
             "a stage that filtered the problems."
         ),
     ] = None,
@@ -242,7 +243,7 @@ def _train(plan: TrainPlan, run: Path) -> None:
 
 
 def unreadable_lines(unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> Iterator[str]:
-    """Yield a line for each file that has problems with unreadable reference answers.
+    """Yield a line for each data file that contains unreadable reference answers.
 
     The line gives the number of problems with unreadable reference answers, and the first few of these answers.
     """
@@ -251,7 +252,7 @@ def unreadable_lines(unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> I
             more = f", and {len(answers) - MAX_ANSWERS} more" if len(answers) > MAX_ANSWERS else ""
             listed = "; ".join(map(str, answers[:MAX_ANSWERS]))
             problems = counted(len(answers), "problem")
-            yield f"{file}: left out {problems} that no output can be graded correct against: {listed}{more}"
+            yield f"{file}: left out {problems} with unreadable reference answers: {listed}{more}"
 
 
 def left_out(plan: TrainPlan) -> Iterator[str]:

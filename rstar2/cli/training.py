@@ -61,7 +61,7 @@ def profile_for(model: Path | str) -> str | None:
 
 
 def shell_lines(argv: list[str]) -> str:
-    """Returns a trainer's command line for a shell, with one line for each of its keys."""
+    """Returns a trainer's command line, quoted for a shell, with each `key=value` on its own line."""
     start = 1 + next(
         at for at, word in enumerate(argv) if word.startswith(("verl.trainer.", "rstar2.train.verl."))
     )
@@ -71,7 +71,7 @@ def shell_lines(argv: list[str]) -> str:
 def _quoted(word: str) -> str:
     """Quote a word for a shell.
 
-    Double quotes are used if the word has a single quote, and no character that needs a backslash in double quotes.
+    Double quotes are used if the word has a single quote and no character that double quotes do not protect.
     """
     return f'"{word}"' if "'" in word and not set('"$`\\!') & set(word) else shlex.quote(word)
 
@@ -161,7 +161,7 @@ def timing_table(timing: Timing) -> Table:
 
 
 _WIDTH_WITH_BARS = 120
-"""Minimum width of a terminal, in characters, on which each phase has a bar besides its numbers."""
+"""Minimum width of the terminal, in characters, for a progress bar beside the numbers of each phase."""
 
 
 def _progress() -> Progress:

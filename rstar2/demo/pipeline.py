@@ -42,7 +42,7 @@ TOKENIZER_TRACES = 1500
 """Number of conversations that the tokenizer learns its merges from."""
 
 EXAMPLES = 3
-"""Number of held-out problems that a chat with the model suggests."""
+"""Number of held-out problems that `rstar2 chat` suggests to the user as examples."""
 
 
 def run_demo(
@@ -55,7 +55,8 @@ def run_demo(
 
     Raises:
         UserError: there is no Redis, or no isolation works on this machine.
-        Failure: a phase failed. Finished work is stored, and the same call resumes.
+        Failure: a phase failed. The results of finished phases are stored, and another call with the same arguments
+            resumes the run.
     """
     demo = plan.demo
     compare = compare or (run.path / "plain").is_dir()

@@ -94,7 +94,7 @@ class DemoPlan:
 
     @staticmethod
     def compared(config: dict[str, Any]) -> dict[str, Any]:
-        """The part of a run's config that must be the same at every start (see `rstar2.train.changeable`)."""
+        """The part of a run's config that must be the same when the run is resumed (see `rstar2.train.changeable`)."""
         stages = {
             name: compared(recipe, SftRecipe if name == "sft" else StageRecipe)
             for name, recipe in config.items()

@@ -60,7 +60,7 @@ class TinyModel(Strict):
     context: int = Field(1024, ge=128)
     """Maximum number of token positions of the model."""
     tied: bool = True
-    """Whether the embedding is also the last layer, as in published models of up to 4B parameters."""
+    """Whether the output layer uses the weights of the embedding, as in published models of up to 4B parameters."""
 
 
 def config_values(size: TinyModel) -> dict[str, Any]:

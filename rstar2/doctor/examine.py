@@ -13,8 +13,8 @@ from rstar2.install import install_command, installation_for
 
 
 def examine() -> list[Finding]:
-    """Run all checks. Raises UserError if this package is not installed, because only an installed package tells its
-    requirements.
+    """Run all checks. Raises UserError if this package is not installed, because the list of requirements comes from
+    the metadata of the installed package.
     """
     try:
         metadata.version("rstar2")

@@ -19,7 +19,7 @@ SHM = Path("/dev/shm")
 SHM_GIB = 1
 """Containers have only 0.06 GiB of shared memory by default. With so little shared memory, Ray uses files on a disk."""
 OPEN_FILES = 65_536
-"""If a process may open this many files, Ray does not fail after hundreds of jobs
+"""With a limit of at least this many open files per process, Ray does not fail after hundreds of jobs
 (github.com/ray-project/ray/issues/29696).
 """
 
@@ -65,7 +65,7 @@ def _limit(count: int) -> str:
 
 
 def disk() -> Finding:
-    """Checks the free space on the disk with the folder `runs`, the default place of runs."""
+    """Checks the free disk space of the folder `runs`, where runs are stored by default."""
     folder = existing_folder(RUNS)
     free = shutil.disk_usage(folder).free
     more = "Run in a folder on a disk with more free space, or give one with --run."

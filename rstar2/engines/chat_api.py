@@ -31,12 +31,12 @@ INEXACT = (
 )
 """Facts that are not exact in rollouts over a chat API. Results list these facts."""
 _SURE_ROOM = 1024
-"""If the estimated room for a reply is smaller than this number of tokens, the request asks for the whole budget.
+"""If the estimated rest of the context is smaller than this number of tokens, the request asks for the whole budget.
 
 If the budget is too large, the server's error says how many tokens are left.
 """
 _MAX_COUNTS = 4096
-"""Maximum number of conversations whose length in the server's tokens is remembered."""
+"""Maximum number of cached token counts of the server, one for each prefix of a conversation."""
 
 
 async def open_chat_api(
@@ -170,16 +170,16 @@ class ChatEngine(VLLMEngine):
         super().__init__(url, model, key=key, more=more)
         self._tools = list(tools)
         self._tools_accepted = False
-        """Whether the server has accepted a request with tools. If the server has accepted one, a later refusal of
-        tools concerns a single request and not the server.
+        """Whether the server has accepted a request with tools. After that, a refusal of tools concerns a single
+        request and not the server.
         """
         self._tools_in = tools_in
         self._known = served
         if served is not None:
             self._server.note_limits(served)
         self._counts: OrderedDict[int, int] = OrderedDict()
-        """Maps a part of a conversation, from its beginning to the end of a turn, to the number of tokens that the
-        server counted in this part. The key is a hash of the part's ids.
+        """Maps each prefix of a conversation that ends at the end of a turn to the server's token count of the prefix.
+        The key is a hash of the prefix's ids.
         """
 
     async def generate(
@@ -221,8 +221,8 @@ class ChatEngine(VLLMEngine):
         return Generation(written, None, completed.finish, counted)
 
     def _room(self, prompt_ids: Sequence[int], budget: int) -> int:
-        """Returns the maximum number of tokens in a reply: the budget, or the estimated room that the prompt leaves in
-        the context, if this room is smaller than the budget and the estimate is safe.
+        """Returns the maximum number of tokens in a reply. This is `budget`, or the estimated rest of the context if it
+        is smaller than `budget` and at least `_SURE_ROOM`.
         """
         context = self._server.context
         if context is None:

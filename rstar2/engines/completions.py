@@ -43,7 +43,7 @@ FAILURES = frozenset(
         "engine_overloaded",
     }
 )
-"""Finish reasons that mean that an error of the server ended the turn."""
+"""Finish reasons of a turn that was ended by an error of the server."""
 
 
 class Malformed(ValueError):

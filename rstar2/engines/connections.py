@@ -18,7 +18,7 @@ class OneConnectionEach(httpx.AsyncBaseTransport):
     """An httpx transport in which each concurrent request has its own connection. Idle connections are reused.
 
     Args:
-        scheme: `http` or `https`. A request with the other scheme raises httpx.UnsupportedProtocol.
+        scheme: `http` or `https`. A request with another scheme raises httpx.UnsupportedProtocol.
         proxy: the URL of the proxy for all requests.
     """
 

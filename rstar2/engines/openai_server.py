@@ -80,7 +80,9 @@ OnLeftOut = Callable[[str, str], None]
 OnAllowances = Callable[[Sequence[Allowance], float], None]
 """Called with the rate limits in a server's answer, and with the seconds since the request was sent."""
 OnCapped = Callable[[int, str], None]
-"""Called if a server caps the tokens of a reply below the requested number, with the cap and the server's message."""
+"""Called with a server's cap on the tokens of a reply, and with the server's message, if the cap is below the requested
+number.
+"""
 
 
 @dataclass(frozen=True)
@@ -133,11 +135,11 @@ class _Accepted:
     most: int | None = None
     """Maximum number of tokens in a reply to any conversation."""
     cap_words: dict[int, str] = field(default_factory=dict)
-    """The server's message for each cap on the tokens of a reply."""
+    """Maps each cap on the tokens of a reply to the message in which the server stated the cap."""
     context: int | None = None
     """Maximum number of tokens in a conversation and its reply together."""
     _small_caps: dict[int, str] = field(default_factory=dict)
-    """For each cap on the tokens of a reply, the first conversation for which the server stated the cap."""
+    """Maps each cap on the tokens of a reply to the first conversation for which the server stated the cap."""
 
     def request(self, body: Mapping[str, Any], room: int | None, cap: int | None = None) -> dict[str, Any]:
         """Returns the request to send for `body`.
@@ -593,7 +595,7 @@ class _Turn:
     def ended(self, done: bool) -> bool:
         """Whether the server ended the turn.
 
-        If the server ended the stream (`done`), a turn with content has also ended.
+        A turn with content also counts as ended if the server ended the stream (`done`).
         """
         return self.finish is not None or (done and self.began)
 
@@ -624,7 +626,8 @@ def _question(body: Mapping[str, Any]) -> Any:
 
 
 def _surely_fits(body: Mapping[str, Any], full: ContextExceeded, context: int | None) -> bool:
-    """Whether a conversation surely takes less than half of the context, although the server says that it does not fit.
+    """Whether a conversation certainly takes less than half of the context, although the server says that it does not
+    fit.
 
     The number of bytes is an upper bound for the number of tokens.
     """

@@ -120,8 +120,8 @@ def text_codec(tool: str, tools_in: ToolsIn = "request") -> ChatCodec:
 def messages_of(token_ids: Sequence[int], tools_in: ToolsIn = "request") -> list[Message]:
     """Parse a prompt of `text_codec` into messages of OpenAI's API, without the turn that the model has to write.
 
-    Only special ids separate messages. Text that looks like a special token is broken up, so that the server also reads
-    it as text.
+    Only special ids separate messages. Text that looks like a special token is broken up, so that the server does not
+    read it as a special token.
     """
     tokenizer = TextTokenizer()
     messages: list[Message] = []
@@ -181,7 +181,7 @@ def _add_reply(messages: list[Message], content: str) -> None:
 
 
 def plain_messages(messages: Sequence[Message]) -> list[Message]:
-    """Returns the messages, in which each text that could begin or end a message is broken up."""
+    """Returns the messages. Text in them that looks like the start or end of a message is broken up."""
     return [
         {**message, "content": without_turn_tokens(message["content"])}
         if isinstance(message.get("content"), str)

@@ -1,5 +1,5 @@
-"""Searches a server's log for the reason why the server ended. For each usual cause, the module has a sentence and
-advice.
+"""Searches a server's log for the reason why the server ended. The module has an explanation and advice for each common
+cause.
 """
 
 from __future__ import annotations

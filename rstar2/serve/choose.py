@@ -1,4 +1,4 @@
-"""Turns the options of `rstar2 serve` into the processes that serve, with notes for the user."""
+"""Turns the options of `rstar2 serve` into a list of server processes, with notes for the user."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Choice:
 
 @dataclass
 class Chosen:
-    """The processes that serve, and notes about them for the user."""
+    """The server processes to start, and notes about them for the user."""
 
     choice: Choice
     model: str
@@ -274,7 +274,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
 
 
 def _template_arguments(chosen: Chosen, template: str | None) -> list[str]:
-    """Add a file with the chat template to `chosen`, and return the arguments with which vLLM reads this file."""
+    """Add a file with the chat template to `chosen`, and return the vLLM arguments that name this file."""
     if template is None:
         return []
     file = str(chosen.folder / "template.jinja")
@@ -283,14 +283,14 @@ def _template_arguments(chosen: Chosen, template: str | None) -> list[str]:
 
 
 def _generation_arguments(chosen: Chosen) -> list[str]:
-    """Add a generation config to `chosen` if the model's own config ends texts wrongly. Returns the arguments with
-    which vLLM reads this config.
+    """Add a generation config to `chosen` if the model's own config would not end texts at the end of a turn. Returns
+    the vLLM arguments that name this config.
     """
     files = files_of(chosen.model)
     if files is None:
         chosen.notes.append(
-            "the model is not on this machine yet, so vLLM reads from the model's files where a text ends; "
-            "the next start compares these files with the model's format"
+            "the model is not on this machine yet, so vLLM ends texts as the model's files say; "
+            "restart the server after the download, to compare these files with the model's format"
         )
         return []
     generation = generation_config_of(files, chosen.choice.format)

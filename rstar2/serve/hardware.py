@@ -17,7 +17,7 @@ from rstar2.model_shape import read_attention, weight_bytes
 from rstar2.terminal import percent
 
 VALUE_BYTES = 2
-"""Number of bytes of each number in the KV cache."""
+"""Number of bytes per element of the KV cache."""
 STEP_GIB = 3.0
 """GiB that activations, CUDA graphs and the CUDA context need on each GPU."""
 SHARE = 0.92
@@ -34,7 +34,7 @@ PROCESS_GIB = 2.0
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The figures of a model that decide how much memory it needs."""
+    """The sizes of a model that determine how much memory it needs."""
 
     weights_gib: float
     kv_bytes: int

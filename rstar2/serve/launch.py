@@ -30,8 +30,8 @@ _STAGES = (
     (r"capturing (?:cuda|cudagraph)|graph capturing|warming up", "warming up"),
     (r"application startup|starting vllm (?:api )?server|uvicorn running", "opening the port"),
 )
-"""Patterns of log lines, each with words for what a server is doing when it writes such a line. The words of the last
-line in the log that matches a pattern are shown.
+"""Patterns of log lines, each with a phrase for what a server is doing when it writes such a line. The phrase for the
+last matching line in the log is shown.
 """
 _PERCENT = re.compile(r"(\d{1,3})%.*(?:completed|\|)")
 

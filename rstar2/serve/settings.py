@@ -28,7 +28,7 @@ class SupervisorSettings(SupervisionSettings):
     The engines start first, then the processes that use the engines.
     """
     ready_s: float
-    """Maximum number of seconds until a process that was started answers."""
+    """Timeout in seconds until a started process answers."""
     restarts: int = 3
     """Maximum number of restarts of a crashed process within `RESTART_WINDOW_S` seconds. After more crashes, the server
     gives up.
@@ -37,7 +37,7 @@ class SupervisorSettings(SupervisionSettings):
 
 
 class ServerHandle(Handle):
-    """What `rstar2 serve status` reads about a server that loads, runs or gave up."""
+    """What `rstar2 serve status` reads about a server that is loading, is running or has given up."""
 
     url: str
     port: int

@@ -11,7 +11,7 @@ from rstar2.supervision.settings import Event
 from rstar2.supervision.start import started_supervisor
 
 START_S = 120.0
-"""Maximum number of seconds that a supervisor may take in addition to the time in which its processes load."""
+"""Maximum number of seconds that a supervisor needs in addition to the loading time of its processes."""
 
 
 def supervised(settings: SupervisorSettings, start_s: float = START_S) -> Generator[Event, None, None]:
@@ -22,7 +22,7 @@ def supervised(settings: SupervisorSettings, start_s: float = START_S) -> Genera
 
     Raises:
         UserError: the model cannot be served with these settings, and another attempt would fail too.
-        Failure: the server did not come up, crashed too often, or was stopped before it answered.
+        Failure: the server did not start, crashed too often, or was stopped before it answered.
     """
     # The supervisor itself gives up if a process has not answered after `ready_s`.
     wait_s = start_s + settings.ready_s * sum(map(len, settings.waves))

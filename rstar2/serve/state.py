@@ -10,7 +10,7 @@ from rstar2.supervision.state import StateFile, end_module, runs_module, state_f
 
 SUPERVISOR = "rstar2.serve.supervisor"
 STOP_S = 90.0
-"""Number of seconds within which a supervisor has to stop all its processes, wave by wave."""
+"""Timeout in seconds for a supervisor to stop all its processes, wave by wave."""
 
 
 def server_folder(port: int) -> Path:
@@ -39,7 +39,7 @@ def port_in_use_error(port: int) -> UserError:
 
 
 def read_states() -> list[ServerHandle]:
-    """Returns the servers of this machine that load, run or gave up.
+    """Returns the servers of this machine that are loading, are running or have given up.
 
     Raises UserError if a state file cannot be read.
     """

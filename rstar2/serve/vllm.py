@@ -36,9 +36,9 @@ print(json.dumps(versions))
 """
 _FIND_S = 60.0
 _PREFILL = ("--enable-chunked-prefill", "--no-enable-chunked-prefill", "--max-num-batched-tokens")
-"""Options with which a user decides how prompts are prefilled. Without these options, chunked prefill is turned off for
-vLLM's CPU build. The whole server of the CPU build ends if a request has a seed and its prompt is prefilled in parts
-("CPU Generator does not use offset"; last tried with 0.32).
+"""vLLM's options for the prefill of prompts. If the user gives none of them, chunked prefill is turned off for vLLM's
+CPU build. The whole server of the CPU build ends if a request has a seed and its prompt is prefilled in parts ("CPU
+Generator does not use offset"; last tried with 0.32).
 """
 
 
@@ -222,7 +222,7 @@ def files_of(model: str) -> Path | None:
 
 
 def generation_config_of(folder: Path, choice: FormatChoice) -> dict[str, Any] | None:
-    """Returns a generation_config.json with which vLLM ends a text exactly at the end of a turn of the model's format.
+    """Returns a generation_config.json that makes vLLM end a text exactly where a turn of the model's format ends.
 
     Returns None if the model's own files already make vLLM end a text at the end of a turn.
     """

@@ -1,6 +1,6 @@
-"""Counts the starts of a training command that made no progress, so that a script knows when to give up.
+"""Counts how often in a row a training command ran without progress, so that a script knows when to give up.
 
-A script runs `python -m rstar2.watch.attempts RUN CALLER MOST` before each start of the run's command. The command
+A script runs `python -m rstar2.watch.attempts RUN CALLER MOST` each time before it runs the run's command. The command
 prints the number of the attempt: 1 if the run has progressed since the last attempt, else one more than before. If the
 number exceeds MOST, the command prints a message and exits with code 1. CALLER identifies the script's job, such as a
 Slurm job id. For another CALLER, the number starts again from 1. The scripts are in `examples/cluster/`.
@@ -40,16 +40,16 @@ def _phase_progress(folder: Path) -> int:
 
 
 def _held_out_samples(folder: Path) -> int:
-    """The number of samples of held-out problems that an SFT has written."""
+    """The number of samples on held-out problems that an SFT run has stored."""
     return sum(file.read_bytes().count(b"\n") for file in folder.glob(f"{HELD_OUT}/step-*/traces.jsonl"))
 
 
 def next_attempt(run: Path, caller: str, most: int) -> int:
-    """Count one more start of a run's command. Returns the number of starts since the run last made progress.
+    """Count one more attempt of a run's command. Returns the number of attempts since the run last made progress.
 
     Raises:
-        Failure: the run made no progress in `most` attempts. After this error the count starts again from 1, so that a
-            person can start the script again.
+        Failure: the run made no progress in `most` attempts. The next count starts from 1, so that a person can run the
+            script again.
     """
     state = run / STATE_FILE
     before = read_json(state) or {}

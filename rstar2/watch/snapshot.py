@@ -63,7 +63,7 @@ class Snapshot:
     measured: list[Measurement]
     """Measurements of SFT's steps, if the phase is SFT."""
     chosen: str
-    """A text about the step whose model SFT returned. The text is empty until SFT has returned a model, and in all
+    """A text about the step whose model is the result of SFT. The text is empty until this step is chosen, and in all
     phases other than SFT.
     """
     alarms: list[dict[str, Any]]
@@ -112,7 +112,7 @@ class Snapshot:
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Replace NaN and infinities, which JSON lacks, by None."""
+    """Replace NaN and infinities with None, because JSON cannot represent them."""
     return {
         name: value if value is not None and math.isfinite(value) else None for name, value in values.items()
     }

@@ -17,7 +17,7 @@ from rstar2.watch.snapshot import Snapshot
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 20
-"""Maximum number of characters of a line of bars, which shows a measurement over the steps."""
+"""Maximum number of characters of a sparkline, which shows a measurement over the steps."""
 _LEVEL = 1e-9
 """Values count as equal if their relative difference is below this limit, since means have rounding errors."""
 _STATE_STYLES = {
@@ -63,7 +63,7 @@ def decision_lines(snapshot: Snapshot) -> list[str]:
 
 
 def table(snapshot: Snapshot, with_usual: bool) -> Table:
-    """One row per panel: a line of bars for its first figure, its figures at the last step, and the usual values."""
+    """One row per panel: a sparkline of its first figure, its figures at the last step, and their usual values."""
     rows = Table(
         box=None,
         padding=(0, 2, 0, 0),
@@ -86,7 +86,7 @@ def table(snapshot: Snapshot, with_usual: bool) -> Table:
 
 
 def course(values: Sequence[float]) -> str:
-    """Values as a line of bars, scaled from the least to the greatest value.
+    """Returns values as a sparkline, scaled from the least to the greatest value.
 
     NaN and infinities are left out. If there are more than 20 values, each bar is the mean of several values.
     """

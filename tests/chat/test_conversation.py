@@ -480,7 +480,9 @@ async def test_an_answer_that_repeats_itself_is_stopped_and_forgotten(
 ) -> None:
     chat = _chat(codec, Endless([1, 2, 3], pattern))
     streamed_ids: list[int] = []
-    with pytest.raises(AnswerRepeats, match=r"the answer repeated itself .*\nAsk again, or word the problem"):
+    with pytest.raises(
+        AnswerRepeats, match=r"the answer repeated itself .*\nAsk again, or write the problem"
+    ):
         await asyncio.wait_for(chat.ask("x", streamed_ids.extend), TIMEOUT_S)
     assert streamed_ids[:3] == [1, 2, 3]
     assert len(streamed_ids) <= 3 + REPEATED_DIGITS.tokens_of(len(pattern))

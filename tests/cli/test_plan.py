@@ -202,7 +202,7 @@ def test_of_another_model_of_the_hub_config_json_alone_is_read(model: Path, tmp_
     ("hub_answers", "message"),
     [
         (True, "error: the hub has no model Qwen/Qwen3-9B"),
-        (False, "error: the hub cannot be asked for Qwen/Qwen3-9B ("),
+        (False, "error: cannot ask the hub for Qwen/Qwen3-9B ("),
     ],
 )
 def test_a_misspelt_hub_id_is_asked_for_once_and_corrected(
@@ -242,7 +242,7 @@ def test_a_runs_lengths_are_expected_again(model: Path) -> None:
     assert like["memory_per_gpu"]["update_total"] == assumed["memory_per_gpu"]["update_total"]
     assert like["hours"]["stage1"] < assumed["hours"]["stage1"]
     measurements = (
-        "rollouts of 2,000 tokens, 50 % of the largest step's groups trained on, 1.5 tool calls each"
+        "rollouts of 2,000 tokens, training on 50 % of the largest step's groups, 1.5 tool calls per rollout"
     )
     assert measurements in " ".join(rstar2(*line, "--like", "rl").stdout.split())
 

@@ -93,7 +93,9 @@ def test_a_hub_id_is_taken_from_the_hubs_cache(tmp_path: Path, monkeypatch: pyte
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("abc")
     assert local_model("some/model") == repository / "snapshots" / "abc"
-    message = r"the hub cannot be asked for no/model \(.*\), and its cache lacks the model\nCheck the network"
+    message = (
+        r"cannot ask the hub for no/model \(.*\), and the hub's cache lacks the model\nCheck the network"
+    )
     with pytest.raises(UserError, match=message):
         local_model("no/model")
 

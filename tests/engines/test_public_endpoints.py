@@ -174,7 +174,7 @@ async def test_a_rate_limit_that_outlasts_the_wait_ends_the_run_with_its_words(
     endpoint.rate = Rate(0, 1.0)
     endpoint.limited = lambda: Reply({"error": {"message": "Come back later"}}, 429, {"Retry-After": "7200"})
     with pytest.raises(
-        ServiceGone, match=r"asked again in 7200 seconds: .*HTTP 429: Come back later"
+        ServiceGone, match=r"wait another 7200 seconds: .*HTTP 429: Come back later"
     ) as error:
         await measure(endpoint, tmp_path)
     assert "--wait" in error.value.hint
@@ -301,7 +301,7 @@ async def test_requests_wait_before_the_rate_that_answers_name_is_exceeded(
     assert service.outages.spread_s == clock.now
     assert service.outages.retries == {}
     assert policy.outages[0].text.endswith(
-        f"announced the limit of its rate, so requests waited for {clock.now:.0f} s"
+        f"announced a rate limit, so requests waited for {clock.now:.0f} s"
     )
 
 

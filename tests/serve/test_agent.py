@@ -156,7 +156,7 @@ def test_a_token_limit_is_said(client: openai.OpenAI) -> None:
         ({"stop": {"a": 1}}, "neither a text nor a list of texts"),
         ({"stop": 5}, "stop: 5 is neither a text nor a list of texts"),
         ({"stop": ["a", 5]}, "neither a text nor a list of texts"),
-        ({"extra_body": {"stream_options": "x"}}, 'stream_options: "x" is not an object, which it has to be'),
+        ({"extra_body": {"stream_options": "x"}}, 'stream_options: "x" is not an object'),
         ({"max_tokens": 0}, "max_tokens: 0 has to be greater than or equal to 1"),
         ({"extra_body": {"seed": "one"}}, 'seed: "one" is not a whole number'),
         ({"extra_body": {"messages": None}}, "messages is missing"),

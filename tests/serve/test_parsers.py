@@ -81,7 +81,7 @@ def test_without_a_network_a_model_that_is_not_here_gets_no_parser_and_is_told_w
     command, notes = _print_command("owner/model", tmp_path, HF_HUB_OFFLINE="1")
     assert "vllm" in command
     assert "parser" not in command
-    assert "no parser for tool calls and thoughts: the hub cannot be asked for owner/model" in notes
+    assert "no parser for tool calls and thoughts: cannot ask the hub for owner/model" in notes
 
 
 def test_a_format_that_loses_a_call_gets_no_parser_and_is_told_why(tmp_path: Path) -> None:

@@ -127,9 +127,9 @@ def test_problems_whose_answer_the_grader_cannot_read_are_counted_named_and_left
     plan = plan_training(stage_recipes([1], None, recipe), model, data, None, JudgeChoice("http://judge"))
     assert [row["reward_model"]["ground_truth"] for row in plan.rows] == ["7", "8", "9"]
     assert list(left_out(plan)) == [
-        f"{data}: left out 2 problems that no output can be graded correct against: row 2: '}}{{' ({why}); "
+        f"{data}: left out 2 problems with unreadable reference answers: row 2: '}}{{' ({why}); "
         f"row 4: '???' ({why})",
-        f"{held_out}: left out 1 problem that no output can be graded correct against: row 2: '}}{{' ({why})",
+        f"{held_out}: left out 1 problem with unreadable reference answers: row 2: '}}{{' ({why})",
     ]
     write_stage_inputs(plan.recipes[1], model, plan.rows, tmp_path / "stage1", ("http://judge", None))
     assert len(read_rows(tmp_path / "stage1" / "held_out.parquet")) == 1

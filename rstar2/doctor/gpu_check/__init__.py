@@ -1,7 +1,7 @@
 """Checks of a GPU machine, with a report to paste into an issue. Run these checks first on a new machine.
 
-`rstar2 doctor --gpu-check` runs the checks. `python -m rstar2.doctor.gpu_check` runs the same checks, and needs no
-other packages than torch, transformers and numpy. A check whose packages are not installed is reported as not run.
+`rstar2 doctor --gpu-check` runs the checks. `python -m rstar2.doctor.gpu_check` runs the same checks, and needs only
+the packages torch, transformers and numpy. A check whose packages are not installed is reported as not run.
 
 - `check`: the types of a check, its settings and its result.
 - `checks/`: one file per check.

@@ -1,6 +1,4 @@
-"""`python -m rstar2.doctor.gpu_check` runs the GPU check, and needs no other packages than torch, transformers and
-numpy.
-"""
+"""`python -m rstar2.doctor.gpu_check` runs the GPU check, and needs only the packages torch, transformers and numpy."""
 
 from __future__ import annotations
 

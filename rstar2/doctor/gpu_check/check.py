@@ -19,7 +19,7 @@ class Settings:
     """Settings that all checks share."""
 
     device: Device
-    """cuda: GPUs by NVIDIA or AMD. PyTorch uses the name cuda for the GPUs of both makers."""
+    """cuda: NVIDIA or AMD GPUs. PyTorch uses the name cuda for both."""
     gpus: int
     """The number of GPUs that training uses. On a CPU, the number of ranks."""
     work: Path

@@ -58,7 +58,9 @@ def main() -> None:
 
 
 def _tried(check: Check, settings: Settings, measurements: Measurements) -> tuple[Outcome, str, str]:
-    """Run the check. Returns its outcome, and if it did not pass, the reason and the remedy."""
+    """Run the check. Returns the check's outcome, the reason and the remedy. Reason and remedy are empty if the check
+    passed.
+    """
     try:
         check.run(settings, measurements)
         return "passed", "", ""

@@ -25,7 +25,7 @@ _COMMON = {"root", "user", "ubuntu", "localhost", "admin", "nobody"}
 def scrubbed(text: str) -> str:
     """Returns a text without addresses, secrets, and the names of this machine and its user.
 
-    Only the last part of an absolute path is left.
+    An absolute path is shortened to its last part.
     """
     for name, value in os.environ.items():
         if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET:

@@ -15,7 +15,7 @@ from rstar2.doctor.gpu_check.check import Device, Number, Result
 from rstar2.doctor.gpu_check.private import scrubbed, scrubbed_values
 
 SCHEMA = 1
-"""Version of the JSON file. The version is raised if a key changes its meaning or is removed."""
+"""Version of the JSON file. The version is increased whenever a key changes its meaning or is removed."""
 JSON_FILE, MARKDOWN_FILE = "gpu-check.json", "gpu-check.md"
 NO_GPU = "CPU stack, no GPU"
 _MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not run": "– not run"}

@@ -27,10 +27,10 @@ from rstar2.supervision.logs import tail
 from rstar2.train.trainer.causes import find_cause
 
 STOP_S = 10.0
-"""Number of seconds within which a check has to end after it was stopped."""
+"""Timeout in seconds for a check to end after it was told to stop."""
 END_S = 90.0
-"""Number of seconds for which processes that a check started may run after the check has ended. The processes of Ray
-need up to a minute to end after a kill.
+"""Timeout in seconds for a check's child processes to end after the check has ended. The processes of Ray need up to a
+minute to end after a kill.
 """
 POLL_S = 0.2
 LOG_LINES = 15

@@ -293,7 +293,7 @@ class StopTexts:
 
 
 class _Turns:
-    """Passes on the parts of one turn after the other, until the answer reaches a stop text."""
+    """Passes on the parts of all turns, in order, until the answer reaches a stop text."""
 
     def __init__(self, codec: ChatCodec, stop: StopTexts, show: Callable[[_MessagePart], None]) -> None:
         self._stream = codec.stream()

@@ -80,8 +80,8 @@ def open_model(settings: AgentServerSettings) -> OpenedModel:
 
 
 def create_app(settings: AgentServerSettings, model: OpenedModel, judge: tuple[str, str | None]) -> FastAPI:
-    """Returns the application, which closes the model's engine at its end. `judge` is the URL and the token of the
-    judge.
+    """Returns the application, which closes the model's engine when it shuts down. `judge` is the URL and the token of
+    the judge.
     """
 
     @asynccontextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _STARTED = int(time.time())
-"""The start of this process, in seconds since 1970. A model's card has the same time in every answer."""
+"""Unix time at which this process started. It is the `created` time of the model in every answer of /v1/models."""
 
 
 @dataclass(frozen=True)

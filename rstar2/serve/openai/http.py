@@ -101,8 +101,8 @@ def add_errors(app: FastAPI) -> None:
 
 
 def _validation_message(faults: Sequence[Any]) -> tuple[str, str | None]:
-    """Returns a message for pydantic's errors about a request body, and the wrong field, or None if the whole body is
-    wrong.
+    """Returns a message for pydantic's errors about a request body, and the name of the wrong field. The name is None
+    if the whole body is wrong.
     """
     message = str(faults[0]["msg"]).removeprefix("Value error, ")
     if faults[0]["type"] == "json_invalid":
@@ -118,9 +118,9 @@ def _validation_message(faults: Sequence[Any]) -> tuple[str, str | None]:
         return f"{'.'.join(path)} is not supported: this server does not know it", path[0]
     if len(faults) > 1 and {str(fault["loc"][1]) for fault in faults} == {path[0]}:
         # Pydantic gives an error for each type that the field may have.
-        return f"{path[0]}: the value has none of the types that it may have", path[0]
+        return f"{path[0]}: the value has none of the accepted types", path[0]
     if kind := _KINDS.get(faults[0]["type"].partition("_")[0]):
-        return f"{'.'.join(path)}: {_brief(faults[0]['input'])} is not {kind}, which it has to be", path[0]
+        return f"{'.'.join(path)}: {_brief(faults[0]['input'])} is not {kind}", path[0]
     if message.startswith("Input should "):
         message = f"{_brief(faults[0]['input'])} {message.replace('Input should', 'has to', 1)}"
     return f"{'.'.join(path)}: {message}", path[0]

@@ -126,9 +126,9 @@ def test_answers_and_prompts_are_rewritten_and_the_card_names_the_model(
     out = tmp_path / "out"
     result = prepare(sources, out, "--rewrite", f"{server.url}/v1", "--model", "writer")
     assert result.code == 0, result.stderr
-    assert re.search(r"the server that rewrites was away for .* Requests sent again: 2 × ", result.stderr), (
-        result.stderr
-    )
+    assert re.search(
+        r"the server that rewrites did not answer for .* Requests sent again: 2 × ", result.stderr
+    ), result.stderr
     new = f"Better: {OLD}"
     questions = [f"Question {at}, which is long enough to be rewritten?" for at in range(10)]
     assert messages_of(out, "tulu3") == [(question, new) for question in questions]

@@ -83,7 +83,7 @@ def run(settings: Settings, measurements: Measurements) -> None:
         if not padded <= TIMES_WORSE * rounding + SLACK:
             wrong[way].append(f"{way} in bf16: padding changes log-probabilities by {padded:.2g} nats")
     measurements.notes.append(
-        "Means of |difference| of the log-probability of each token; the spread of the logits is 3 nats."
+        "Mean absolute differences of the tokens' log-probabilities; the logits have a standard deviation of 3 nats."
     )
     measurements.notes += [f"{each}. rstar2 does not use it." for each in wrong.pop(UNUSED)]
     if faults := [fault for each in wrong.values() for fault in each]:

@@ -1,7 +1,7 @@
 """Starts the command of the check `rl` again, and checks that the killed run continues until it is finished.
 
 Each step subtracts a known share of every weight (`tools.training.RATE`). The weights of the finished model therefore
-tell the number of its steps, and a lost or repeated step is detected.
+show how many steps were run, so that a lost or repeated step is detected.
 """
 
 from __future__ import annotations
@@ -42,14 +42,10 @@ def run(settings: Settings, measurements: Measurements) -> None:
     if sorted(steps) != list(range(before + 1, training.STEPS + 1)):
         wrong.append(f"after the checkpoint of step {before} it ran the steps {sorted(steps)}")
     if not off <= MOST_OFF:
-        wrong.append(
-            f"the model is not what {training.STEPS} steps make of it: a tensor's norm is off by {percent(off)}"
-        )
+        wrong.append(f"the final weights are wrong: a tensor's norm is off by {percent(off)}")
     if wrong:
         raise CheckFailed("; ".join(wrong), "Keep the run (--keep), and report it with its logs.")
-    measurements.summary = (
-        f"continued after step {before} by the same command; the model is what {training.STEPS} steps make"
-    )
+    measurements.summary = f"the same command continued after step {before}; the final weights are correct"
 
 
 def _off(base: Path, trained: Path, factor: float) -> float:

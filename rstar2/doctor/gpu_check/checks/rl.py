@@ -97,7 +97,7 @@ def _wait_for_steps(settings: Settings, process: subprocess.Popen[bytes], stage:
 
 
 def _add_plan(measurements: Measurements, settings: Settings, stage: Path) -> None:
-    """Add the measured memory and times, each with the figure that the plan has for rollouts of this length."""
+    """Add the measured memory and times, each with the plan's estimate for rollouts of this length."""
     from rstar2.doctor.gpu_check.tools import training
     from rstar2.doctor.gpu_check.tools.model import random_model
     from rstar2.model_shape import read_shape

@@ -28,7 +28,7 @@ READY_S = 900.0
 """Maximum number of seconds that vLLM may take to load, compile and capture its graphs."""
 POLL_S = 0.5
 AT_ONCE, CPU_AT_ONCE = 128, 16
-"""Number of concurrent requests when the speed of many requests is measured, on a GPU and on a CPU."""
+"""Number of concurrent requests in the measurement of throughput, on a GPU and on a CPU."""
 TOKENS, CPU_TOKENS = 256, 32
 """Number of tokens that each request generates, on a GPU and on a CPU."""
 CODE, OUTPUT = "print(123 * 456)", "56088"
@@ -116,7 +116,7 @@ async def _measure(settings: Settings, model: Path, url: str, measurements: Meas
 
 
 def _forcing_fields(text: str) -> dict[str, Any]:
-    """Returns the fields of a request that force vLLM to generate exactly a text."""
+    """Returns the request fields that force vLLM to generate exactly this text."""
     # A JSON string is a valid literal of a grammar. The field `choice` would be simpler, but vLLM 0.24 does not escape
     # the line breaks of a choice. Its grammar is then invalid, and vLLM silently uses a backend that ends the request
     # with HTTP 500.

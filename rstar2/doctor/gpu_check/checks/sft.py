@@ -64,9 +64,7 @@ def _write_conversations(path: Path, model: Path) -> list[int]:
 
 
 def _expected_loss(settings: Settings, model: Path, data: Path) -> float:
-    """Returns the mean loss of the tokens that the model has to write. Transformers computes the loss in fp32, row by
-    row.
-    """
+    """Returns the mean loss over the tokens that SFT trains on. Transformers computes the loss in fp32, row by row."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -81,10 +81,10 @@ def run(settings: Settings, measurements: Measurements) -> None:
     ratio = peak / planned
     if abs(ratio - 1) > FAR:
         measurements.notes.append(
-            f"The plan is far off here: measured is {ratio:.2f} times planned. Please report it."
+            f"The measured memory is {ratio:.2f} times the plan's estimate. Please report it."
         )
     measurements.notes.append(
-        "Planned is what PyTorch allocates: `rstar2 plan` adds CUDA itself and a sleeping engine."
+        "The plan's estimate here has only PyTorch's allocations. `rstar2 plan` adds CUDA and a sleeping engine."
         if settings.device == "cuda"
         else "On a CPU, memory is that of the whole process."
     )
@@ -116,7 +116,7 @@ def _fitting(settings: Settings, logits: int) -> tuple[Size, int]:
 
 @contextmanager
 def _process_group(settings: Settings) -> Iterator[None]:
-    """The process group of one rank, which FSDP2 needs."""
+    """A process group with a single rank. FSDP2 needs a process group."""
     import torch.distributed as dist
 
     backend = "nccl" if settings.device == "cuda" else "gloo"

@@ -23,12 +23,14 @@ therefore known exactly. The logits change so much that an engine with the weigh
 ENGINE_SHARE = 0.35
 """The engine's share of the GPU's memory."""
 UNKNOWN_GPU = "h100"
-"""The plan uses the figures of this GPU for a GPU that it does not know."""
+"""For an unknown GPU, the plan uses the specifications of this GPU."""
 PROMPT_TOKENS = 128
 BUDGET, CPU_BUDGET = 256, 48
 """Maximum number of tokens in a rollout, on a GPU and on a CPU."""
 AGREEMENT = 0.05
-"""The mean log-probabilities of engine and trainer may differ by at most this many nats, which rounding can cause."""
+"""Maximum difference, in nats, between the mean log-probabilities of engine and trainer. Rounding causes smaller
+differences.
+"""
 
 
 def rl_words(settings: Settings, run: Path, problems: Path) -> list[str]:
@@ -95,7 +97,7 @@ def _engine_share(settings: Settings) -> float:
 
 
 def add_memory(measurements: Measurements, settings: Settings, peak_memory_gib: float, planned: int) -> None:
-    """Add the trainer's peak memory, with the plan's figure for the update."""
+    """Add the trainer's peak memory, with the plan's estimate for the update."""
     # PyTorch's figure does not include the memory of CUDA and of a sleeping engine.
     allocated = planned - (ASLEEP if settings.device == "cuda" else 0)
     measurements.add("trainer's peak memory", peak_memory_gib, "GiB", allocated / GIB)
