@@ -1,4 +1,4 @@
-"""Tests of the rows that a stage reads from prepared data, and from a file in VERL's own form."""
+"""Tests of the rows that a stage reads from prepared data, and from a file in VERL's own format."""
 
 from __future__ import annotations
 
