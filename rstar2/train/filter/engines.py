@@ -69,7 +69,7 @@ def open_engines(model: Path, hardware: Hardware, logs: Path) -> Iterator[tuple[
 def running_servers(
     command: list[str], environment: dict[str, str], count: int, gpus: int, logs: Path
 ) -> Iterator[list[str]]:
-    """Context manager that starts servers and stops them at its end. It yields the list of the servers' URLs.
+    """Context manager that starts servers, and stops them when it exits. It yields the list of the servers' URLs.
 
     Args:
         command: the command that starts one server. `--host` and `--port` are added to the command.

@@ -81,8 +81,8 @@ def unsolved(stage: StageFilter, on_progress: Callable[[Progress], None]) -> Row
 
     Raises:
         UserError: vLLM is not installed, or the folder has verdicts that were made with other settings.
-        Failure: the servers or the judge do not start or stop answering, the disk is full, or too many samples end with
-            an error.
+        Failure: a server or the judge fails to start or no longer answers, the disk is full, or too many samples end
+            with an error.
     """
     out, recipe, identity = stage.out, stage.recipe, stage.identity
     out.mkdir(parents=True, exist_ok=True)

@@ -45,12 +45,12 @@ class AlarmSettings(Strict):
     """Number of steps over which each metric is averaged. Entropy and the number of tool calls are compared with their
     means over the first `window` steps of the stage."""
     entropy_fall: float = Field(0.7, gt=0, le=1)
-    """Report an alarm if entropy has fallen by more than this share since the stage's first window. A value of 0.7
-    reports an alarm if entropy is below 30 % of its first value. The policy then writes almost the same text in every
+    """Report an alarm if entropy has fallen by more than this share since the stage's first window. With 0.7, an alarm
+    is reported if entropy is below 30 % of its first value. The policy then writes almost the same text in every
     rollout."""
     entropy_rise: float = Field(2.0, gt=0)
-    """Report an alarm if entropy has risen by more than this share since the stage's first window. A value of 2 reports
-    an alarm if entropy is above 3 times its first value. The policy then writes noise."""
+    """Report an alarm if entropy has risen by more than this share since the stage's first window. With 2, an alarm is
+    reported if entropy is above 3 times its first value. The policy then writes noise."""
     length_change: float = Field(2.0, gt=1)
     """Report an alarm if the mean length of rollouts has grown or shrunk by this factor within `length_over` steps."""
     length_over: int = Field(20, ge=1)

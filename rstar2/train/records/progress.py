@@ -37,7 +37,8 @@ class RolloutProgress:
     wanted: int
     """Number of rollouts that the step needs; 0 while held-out problems are rolled out."""
     ahead: int = 0
-    """Number of other finished rollouts. A later step may use them. Only asynchronous modes have such rollouts."""
+    """Number of finished rollouts beyond those of this step. A later step may use them. Only asynchronous modes have
+    such rollouts."""
     judge_away_s: float = 0.0
     """Number of seconds for which training has waited for a judge that does not answer."""
     discarded: bool = False

@@ -382,8 +382,8 @@ def step_metrics(folder: Path) -> dict[int, Metrics]:
 
 
 def _by_step(folder: Path, metric: str) -> dict[int, Metrics]:
-    """Returns a dict from step number to metrics. Lines of the metrics files without `metric`, such as lines with only
-    validation metrics, are left out."""
+    """Returns a dict from step number to metrics. Lines of the metrics files that lack `metric`, such as lines with
+    only validation metrics, are left out."""
     rows = (row for row in _rows(folder) if metric in row["data"])
     return dict(sorted({int(row["step"]): row["data"] for row in rows}.items()))
 

@@ -28,8 +28,8 @@ from rstar2.files import write_text
 
 POINTER = "latest_checkpointed_iteration.txt"
 BEFORE = "global_step_0"
-"""The folder of the checkpoint of an earlier stage, if the stage starts from one. VERL counts the stage's own steps
-from 1."""
+"""The name of the folder with the checkpoint of an earlier stage, if the stage starts from one. VERL counts the stage's
+own steps from 1."""
 _PARTS = ("model", "optim", "extra_state")
 
 

@@ -26,8 +26,8 @@ class AsyncSettings(Strict):
     """Maximum age of a problem's rollouts, in steps. The age counts every step from the step in which the rollouts
     start to the step that trains on them, both included."""
     too_old: Literal["drop", "wait"] = "drop"
-    """What happens to rollouts that would become older than `max_steps`. drop: all rollouts of the same problem are
-    left out, and another problem replaces it. wait: a step waits until these rollouts are finished, so that they do not
+    """What happens to rollouts that would become older than `max_steps`. drop: the problem is left out with all its
+    rollouts, and another problem replaces it. wait: a step waits until these rollouts are finished, so that they do not
     become too old."""
     rollout_nodes: int = Field(1, ge=1)
     """Number of machines that only generate rollouts, in addition to `hardware.nodes`. Each additional machine has

@@ -7,8 +7,8 @@ VERL's in four ways.
   manager, a failed rollout leaves nothing in the queue.
 - A group can be rolled out in rounds (`rstar2.train.rounds`). VERL starts all rollouts of a group together, but with
   our manager each rollout waits for its round. If the group is decided before its last round, the remaining rollouts
-  are not run, and VERL's calls for them return at once. VERL regards a group as finished when the calls for all its
-  rollouts have returned.
+  are not run, and VERL's calls for them return without a rollout. VERL regards a group as finished when the calls for
+  all its rollouts have returned.
 - Recoveries (`rstar2.train.recover`) run after all rollouts of a group have ended, but before VERL's call for the last
   rollout returns. Long rollouts therefore get as many recoveries as short rollouts.
 

@@ -64,8 +64,8 @@ class RolloutReuse:
     again.
 
     Args:
-        client: VERL's client of the engines. A rollout counts as begun when it gets an engine, or when it is requested
-            if the client does not report this.
+        client: VERL's client of the engines. A rollout counts as begun when it gets an engine. If the client does not
+            report this, the rollout counts as begun when it is requested.
     """
 
     def __init__(self, client: Any) -> None:

@@ -117,7 +117,7 @@ def rounds_of(tag: Mapping[str, Any]) -> RoundsOfGroup | None:
 
 
 def recoverable_field(trace: Trace, replay: bool) -> dict[str, Any]:
-    """Returns an extra field with a whole rollout, whose failed calls recoveries may start from.
+    """Returns an extra field with a whole rollout. Recoveries may start after its failed calls.
 
     The worker removes the extra field before the rollout goes to VERL's queue.
 

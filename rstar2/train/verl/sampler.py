@@ -780,7 +780,8 @@ def _recoveries_of_group(tags: Mapping[str, dict[str, Any]], partition_id: str) 
 
 
 def _run_a_program(judge: SyncJudgeClient) -> None:
-    """Raises JudgeError if the judge cannot run a program. A request to `/health` may succeed even if it cannot."""
+    """Raises JudgeError if the judge cannot run a program. A request to `/health` may succeed even if programs cannot
+    run."""
     judge.health()
     result = judge.run(RunRequest(code="print(1)"))
     if result.outcome == "lost":

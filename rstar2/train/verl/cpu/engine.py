@@ -1,5 +1,5 @@
-"""VERL's FSDP training engine, adapted to a CPU: a batch is divided into micro-batches differently, and memory is freed
-before each micro-batch.
+"""VERL's FSDP training engine, adapted to a CPU: a batch is divided into micro-batches differently than on a GPU, and
+memory is freed before each micro-batch.
 
 On a GPU, VERL removes padding and counts tokens without padding. VERL also mixes long and short rows, so that each
 micro-batch takes the same time on every GPU. On a CPU, rows are padded to the longest row of their micro-batch. With
