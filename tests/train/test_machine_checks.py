@@ -198,12 +198,13 @@ def test_the_gpus_of_every_node_of_a_cluster_are_tried(
     with pytest.raises(UserError) as excinfo:
         check_nodes(hardware, tmp_path, None)
     fault = (
-        "has 2 GPUs by Ray, but PyTorch can use 1 of them: RuntimeError: CUDA error: uncorrectable ECC error"
+        "has 2 GPUs according to Ray, but PyTorch can use 1 of them: "
+        "RuntimeError: CUDA error: uncorrectable ECC error"
     )
     assert excinfo.value.message.count(fault) == 2, "both nodes fail, and Ray hides no GPU from the program"
     monkeypatch.setattr(machine_checks, "_MULTIPLY", "import time; print(0, flush=True); time.sleep(3600)")
     monkeypatch.setattr(machine_checks, "GPUS_S", 1.0)
-    with pytest.raises(UserError, match="PyTorch can use 1 of them: they did not finish within 1 s"):
+    with pytest.raises(UserError, match="PyTorch can use 1 of them: the GPU test did not finish within 1 s"):
         check_nodes(hardware, tmp_path, None)
     hidden = "import os; print(*os.environ.get('CUDA_VISIBLE_DEVICES', '0,1').replace(',', ' ').split())"
     monkeypatch.setattr(machine_checks, "GPUS_S", 60.0)

@@ -54,7 +54,7 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
             "wanted": 16384,
             "judge_away_s": 40.0,
             "failed": 9,
-            "fault": "step 3: rollouts fail, and are left out: 1 x engine: out of memory",
+            "fault": "step 3: rollouts failed and are left out: 1 x engine: out of memory",
         }
         write_json(tmp_path / "run" / "stage1" / "rollouts.json", progress)
         alarm = {"step": 2, "sign": "entropy", "text": "entropy fell from 0.4 to 0.02"}
@@ -65,8 +65,11 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
     assert result.code == 0
     assert "\x1b" not in result.stdout
     assert "train, running  stage 1, step 2 of 3" in result.stdout
-    assert "step 3, 700 of 16384 rollouts finished, 9 of them failed, judge away for 40 s" in result.stdout
-    assert "\nstep 3: rollouts fail, and are left out: 1 x engine: out of memory" in result.stdout
+    assert (
+        "step 3, 700 of 16384 rollouts finished, 9 of them failed, judge unreachable for 40 s"
+        in result.stdout
+    )
+    assert "\nstep 3: rollouts failed and are left out: 1 x engine: out of memory" in result.stdout
     assert "ALARM  stage 1, step 2: entropy fell from 0.4 to 0.02" in result.stdout
     assert "▁█" in result.stdout
     assert "all with a verdict 50.0 %" in result.stdout

@@ -1,4 +1,4 @@
-"""The output of the filter: the problems that remain, and a card with counts and settings."""
+"""The output of the filter: the problems that remain, and a summary (`card.json`) with counts and settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEPT = "kept.jsonl"
 def write_card(
     out: Path, tally: Tally, remaining: Iterable[str], samples: int, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Writes `kept.jsonl` and then `card.json`, and returns the card.
+    """Writes `kept.jsonl` and then `card.json`, and returns the content of `card.json`.
 
     For each problem that remains, `kept.jsonl` has a line with the problem's id and counts.
 
@@ -26,7 +26,7 @@ def write_card(
         out: the filter's folder.
         tally: the verdicts of all samples.
         remaining: ids of the problems that remain, in the order of training.
-        samples: number of samples of each problem.
+        samples: number of samples per problem.
         settings: all settings that the verdicts depend on, with the digests of the model and the problems.
     """
     correct = {

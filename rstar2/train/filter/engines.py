@@ -29,17 +29,17 @@ from rstar2.train.command import worker_environment
 from rstar2.train.recipe import Hardware
 
 CPU_BATCH = 128
-"""Number of rollouts that an engine on a CPU generates at the same time."""
+"""Number of rollouts that one CPU engine generates concurrently."""
 READY_S = 2400.0
-"""Maximum number of seconds until Ray has placed the servers and the servers have loaded the policy."""
+"""Timeout in seconds for starting the servers: Ray places them on GPUs, and they load the policy."""
 _POLL_S = 0.5
 _STOP_S = 30.0
 
 
 @contextmanager
 def open_engines(model: Path, hardware: Hardware, logs: Path) -> Iterator[tuple[list[Engine], ChatCodec]]:
-    """A context in which engines run a model on all of the hardware. The value of the context is a pair: the engines,
-    and the model's codec.
+    """Context manager that runs engines with a model on all of the hardware. It yields a pair: the engines and the
+    model's codec.
 
     Raises:
         UserError: vLLM is not installed.
@@ -69,13 +69,13 @@ def open_engines(model: Path, hardware: Hardware, logs: Path) -> Iterator[tuple[
 def running_servers(
     command: list[str], environment: dict[str, str], count: int, gpus: int, logs: Path
 ) -> Iterator[list[str]]:
-    """A context in which servers run. The value of the context is the list of the servers' URLs.
+    """Context manager that starts servers, and stops them when it exits. It yields the list of the servers' URLs.
 
     Args:
-        command: the command of a server. `--host` and `--port` are added to the command.
+        command: the command that starts one server. `--host` and `--port` are added to the command.
         environment: environment variables of the servers.
         count: number of servers.
-        gpus: number of GPUs of each server.
+        gpus: number of GPUs per server.
         logs: folder for the servers' logs.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The progress of the filter before a stage, from the files in the filter's folder, which `rstar2 watch` polls."""
+"""The progress of the problem filter, read from the files in the filter's folder. `rstar2 watch` polls it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SETTINGS, VERDICTS, CARD = "settings.json", "verdicts.jsonl", "card.json"
-"""Files of a filter, in the order in which they are written. A filter has finished if its folder contains the card."""
+"""Files of a filter, in the order in which they are written. A filter has finished if its folder contains
+`card.json`."""
 
 
 @dataclass(frozen=True)
@@ -16,9 +17,10 @@ class SamplesDone:
     """The progress of a filter that has not finished."""
 
     done: int
-    """Number of samples with a verdict. An `error` is not a verdict, because the sample is repeated."""
+    """Number of samples with a verdict other than `error`. Samples with `error` do not count, because they are
+    repeated."""
     wanted: int
-    """Number of all samples that the filter needs."""
+    """Total number of samples that the filter needs."""
 
 
 def samples_done(folder: Path) -> SamplesDone | None:
@@ -34,7 +36,7 @@ def samples_done(folder: Path) -> SamplesDone | None:
 
 
 def verdicts_written(folder: Path) -> int:
-    """Returns the number of samples with a verdict in a filter's folder. An `error` is not a verdict."""
+    """Returns the number of samples in a filter's folder that have a verdict other than `error`."""
     verdicts = b""
     with contextlib.suppress(FileNotFoundError):
         verdicts = (folder / VERDICTS).read_bytes()

@@ -1,9 +1,8 @@
 """Alarms: signs in a stage's metrics that training begins to collapse, or that rollouts are missing.
 
-The paper's authors could not train beyond their last step: after this step training collapsed, whatever they changed
-(arXiv 2508.20722), so an early warning of a collapse is useful. The paper gives no thresholds for alarms, so the
-thresholds are rstar2's own. docs/results/alarms.md says how many collapses of short runs each alarm predicted
-(`benchmarks/train/alarms.py`).
+An early warning of a collapse is useful: in the paper, training collapsed after the last reported step, whatever the
+authors changed (arXiv 2508.20722). The paper gives no thresholds for alarms, so the thresholds are rstar2's own.
+docs/results/alarms.md says how many collapses of short runs each alarm predicted (`benchmarks/train/alarms.py`).
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _FINITE_METRICS = {
     "rstar2/reward": "reward",
     "actor/grad_norm": "gradient",
 }
-"""The metrics that raise an alarm if they are NaN or infinite. Each metric is mapped to the word that stands for the
-metric in the alarm's name."""
+"""Metrics that raise an alarm if they are NaN or infinite: dict from the metric's name to its word in the alarm's
+name."""
 
 
 class AlarmSettings(Strict):
@@ -46,12 +45,12 @@ class AlarmSettings(Strict):
     """Number of steps over which each metric is averaged. Entropy and the number of tool calls are compared with their
     means over the first `window` steps of the stage."""
     entropy_fall: float = Field(0.7, gt=0, le=1)
-    """Report an alarm if entropy has fallen by more than this share since the stage's first window. A value of 0.7
-    means: entropy is below 30 % of its first value. Below 30 % of the first entropy, the policy writes almost the same
-    text in every rollout."""
+    """Report an alarm if entropy has fallen by more than this share since the stage's first window. With 0.7, an alarm
+    is reported if entropy is below 30 % of its first value. The policy then writes almost the same text in every
+    rollout."""
     entropy_rise: float = Field(2.0, gt=0)
-    """Report an alarm if entropy has risen by more than this share since the stage's first window. A value of 2 means:
-    entropy is above 3 times its first value. Above 3 times the first entropy, the policy writes noise."""
+    """Report an alarm if entropy has risen by more than this share since the stage's first window. With 2, an alarm is
+    reported if entropy is above 3 times its first value. The policy then writes noise."""
     length_change: float = Field(2.0, gt=1)
     """Report an alarm if the mean length of rollouts has grown or shrunk by this factor within `length_over` steps."""
     length_over: int = Field(20, ge=1)
@@ -60,13 +59,13 @@ class AlarmSettings(Strict):
     """Report an alarm if at least this share of the rollouts ended at the token budget. At some steps of the paper's
     stage 1, 10 % of the rollouts were truncated."""
     undecided: float = Field(0.01, gt=0, le=1)
-    """Report an alarm if the grader could not decide more than this share of the answers. Answers that the grader could
-    not decide earn no reward. The grader cannot decide an answer if the answer takes too much work, if the answer
-    causes an error in the grader, or if a process of the grader is killed."""
+    """Report an alarm if the share of answers that the grader could not decide is greater than this value. Such answers
+    earn no reward. The grader cannot decide an answer if the answer takes too much work, if the answer causes an error
+    in the grader, or if a process of the grader is killed."""
     reward_fall: float = Field(0.15, gt=0, le=1)
     """Report an alarm if the pass rate is this much below the highest pass rate of the stage. A value of 0.15 means 15
-    percentage points. The pass rate covers all rollouts that have a verdict, also those that the selection leaves out.
-    """
+    percentage points. The pass rate covers all rollouts that have a verdict, including those that the selection leaves
+    out."""
     information_fall: float = Field(0.2, gt=0, le=1)
     """Report an alarm if the metric `rstar2/information` has fallen by this share from its highest value in the stage.
     The metric estimates how much the text of a rollout depends on the rollout's problem (`rstar2.train.information`).
@@ -80,20 +79,19 @@ class AlarmSettings(Strict):
     A value of 0.1 means 10 percentage points."""
     mismatch: float = Field(0.05, gt=0)
     """Report an alarm if the probabilities of the engine and of the trainer diverge by at least this many nats per
-    token. If the probabilities diverge, the rollouts come from another policy than the trained policy."""
+    token. If they diverge, the rollouts do not come from the policy that is trained."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A sign, at one step of a stage, that training begins to collapse or that rollouts are missing."""
+    """An alarm at one step of a stage: training begins to collapse, or rollouts are missing."""
 
     sign: str
-    """The name of the sign of collapse or of missing rollouts. The names for a collapse are entropy, length,
-    truncation, reward, information, calls, unsolved or mismatch. The names for a value that is not a number are
-    nan_entropy, nan_length, nan_reward or nan_gradient. The names for answers without a verdict and for missing
-    rollouts are undecided, failed, lost, discarded or held_out."""
+    """The alarm's name. Alarms for a collapse are entropy, length, truncation, reward, information, calls, unsolved and
+    mismatch. Alarms for a value that is not a number are nan_entropy, nan_length, nan_reward and nan_gradient. Alarms
+    for answers without a verdict and for missing rollouts are undecided, failed, lost, discarded and held_out."""
     text: str
-    """The message, with the values and the key of the threshold."""
+    """The message. It contains the values and the key of the threshold."""
 
 
 class AlarmRecorder:
@@ -101,7 +99,7 @@ class AlarmRecorder:
 
     Args:
         folder: the stage's folder.
-        before: the metrics of the steps that earlier starts of the trainer ran, by the step's number.
+        before: dict from step number to metrics, for the steps that ran before the trainer was started again.
         warn: called with the message of each new alarm.
     """
 
@@ -127,7 +125,7 @@ class AlarmRecorder:
 
 
 def read_alarms(folder: Path) -> dict[int, list[Alarm]]:
-    """Returns the alarms of a stage, grouped by the step at which they began.
+    """Returns a dict from step number to the alarms that began at this step of a stage.
 
     If a step ran twice, each of its alarms is returned once.
     """
@@ -172,7 +170,7 @@ def alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
 
 
 def new_alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
-    """Returns the alarms of the last step that did not apply at the step before."""
+    """Returns the alarms that apply at the last step but did not apply at the step before."""
     before = {alarm.sign for alarm in alarms(steps[:-1], settings)}
     return [alarm for alarm in alarms(steps, settings) if alarm.sign not in before]
 
@@ -180,7 +178,7 @@ def new_alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]
 def _not_numbers(step: Metrics) -> list[Alarm]:
     """Returns an alarm for each metric that is NaN or infinite.
 
-    The thresholds do not raise an alarm for NaN, because every comparison with NaN is false.
+    A threshold raises no alarm for NaN, because every comparison with NaN is false.
     """
     return [
         Alarm(f"nan_{word}", f"{name} is not a number (NaN or infinite)")
@@ -197,7 +195,7 @@ def _without_verdict(step: Metrics) -> Iterator[Alarm]:
         causes = ", ".join(f"{kind.replace('_', ' ')} {count:.0f}" for kind, count in kinds if count)
         tokens = step["rstar2/failed_tokens"]
         lengths = (
-            f". On average they failed after {tokens:.0f} tokens; the other rollouts have {step['rstar2/tokens']:.0f}"
+            f". Failed rollouts have {tokens:.0f} tokens on average, the others {step['rstar2/tokens']:.0f}"
             if tokens
             else ""
         )
@@ -225,7 +223,7 @@ def _without_verdict(step: Metrics) -> Iterator[Alarm]:
 
 
 def _undecided(steps: Sequence[Metrics], settings: AlarmSettings) -> Iterator[Alarm]:
-    """Yields an alarm if the grader could not decide too many answers of the last `window` steps.
+    """Yields an alarm if the share of undecided answers in the last `window` steps is too large.
 
     While a stage has fewer than `window` steps, the share of undecided answers covers all steps so far.
     """
@@ -240,7 +238,7 @@ def _undecided(steps: Sequence[Metrics], settings: AlarmSettings) -> Iterator[Al
     yield Alarm(
         "undecided",
         f"the grader could not decide {percent(share)} of the answers ({causes}), which therefore earn no reward: read "
-        "traces with these rules, and end the run if the model writes such answers on purpose (alarms.undecided)",
+        "traces with such answers, and end the run if the model writes them on purpose (alarms.undecided)",
     )
 
 
@@ -256,8 +254,8 @@ def _mean(steps: Sequence[Metrics], name: str, end: int, window: int) -> float |
 
 
 def _means(steps: Sequence[Metrics], name: str, window: int) -> list[float]:
-    """Returns a metric's mean over every `window` consecutive steps so far, or an empty list if the mean over the last
-    `window` steps is undefined."""
+    """Returns the moving averages of a metric over `window` steps, for all steps so far. Returns an empty list if the
+    average over the last `window` steps is undefined."""
     means = [_mean(steps, name, end, window) for end in range(window, len(steps) + 1)]
     return [] if not means or means[-1] is None else [mean for mean in means if mean is not None]
 
@@ -265,7 +263,7 @@ def _means(steps: Sequence[Metrics], name: str, window: int) -> list[float]:
 def _since_first(steps: Sequence[Metrics], name: str, window: int) -> tuple[float, float] | None:
     """Returns a metric's means over the first `window` steps and over the last `window` steps of the stage so far.
 
-    Returns None while the first and the last steps overlap, or if one of the two means is undefined.
+    Returns None while the two windows overlap, or if one of the two means is undefined.
     """
     first, last = _mean(steps, name, window, window), _mean(steps, name, len(steps), window)
     return None if first is None or last is None or len(steps) < 2 * window else (first, last)
@@ -289,8 +287,8 @@ def _information(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | N
         return None
     return Alarm(
         "information",
-        f"the information of rollouts about their problem fell from {max(means):.3g} to {means[-1]:.3g} nats per "
-        "token: read traces of different problems, and end the run if they are alike (alarms.information_fall)",
+        f"the information that rollouts contain about their problem fell from {max(means):.3g} to {means[-1]:.3g} nats "
+        "per token: read traces of different problems, and end the run if they are alike (alarms.information_fall)",
     )
 
 

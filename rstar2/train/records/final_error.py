@@ -1,6 +1,6 @@
-"""The final error: a file in a stage's folder that any process of the trainer can write to end training at once.
+"""The final error: a file in a stage's folder that ends training at once. Any process of the trainer can create it.
 
-Rollouts run in VERL's processes, where an exception does not end training, but only makes one rollout fail.
+Rollouts run in VERL's processes, where an exception makes one rollout fail but does not end training.
 `rstar2.train.launch` checks for the file with the final error while the trainer runs, and stops the trainer if the file
 exists.
 """
@@ -18,8 +18,8 @@ FINAL_ERROR_FILE = "final_error.json"
 
 
 def write_final_error(folder: Path, error: RStarError) -> None:
-    """Writes the error that makes the launcher end training. If the disk is full, nothing is written, and the rollout
-    counts as failed."""
+    """Writes an error to the file, so that the launcher ends training. If the disk is full, nothing is written, and the
+    rollout counts as failed."""
     about = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
     with contextlib.suppress(OSError):
         write_json(folder / FINAL_ERROR_FILE, about)

@@ -5,16 +5,16 @@ STAGE/finished-rollouts/
   settings.json           settings that rollouts depend on; without this file rollouts are not saved
   step-12-DIGEST/         rollouts of step 12; the digest is of the settings and of the weights of step 11
     HOST-PID.rollouts     rollouts that one of VERL's workers has begun or finished since the trainer started
-    reusable.rollouts     rollouts of earlier starts of the trainer that may be reused
+    reusable.rollouts     rollouts that may be reused; they finished before the trainer was started again
 ```
 
 When a run is resumed, its failed rollouts run again. If more than `MAX_FAILED_SHARE` of a step's rollouts failed, no
 rollout of the step is reused: long rollouts fail most often, so the other rollouts are too short on average.
 
-A rollout is reused only if every rollout that began before it has also ended. A kill mostly interrupts long rollouts.
-The interrupted rollouts run again, and may have any length in the second run. If all finished rollouts were reused, a
-killed step would train on rollouts that are too short. Because every rollout that began earlier must have ended, the
-length of a rollout does not decide whether the rollout is reused.
+A rollout is reused only if every rollout that began before it has also ended. The reason is a bias towards short
+rollouts: most rollouts that a kill interrupts are long, and they may be shorter when they run again. If all finished
+rollouts were reused, the rollouts of a killed step would be too short on average. With this rule, whether a rollout is
+reused does not depend on its length.
 
 A record in a `.rollouts` file begins with `_HEAD` and a key as JSON. In the record of a finished rollout, the key is
 followed by a body, which consists of `_COUNTS`, JSON and three arrays.
@@ -59,11 +59,11 @@ _HEAD = struct.Struct("<cIII")
 """The head of a record: the kind of record, the key's number of bytes, the body's number of bytes, and the CRC-32 of
 key and body."""
 MAX_FAILED_SHARE = 0.01
-"""If more than this share of a step's rollouts failed, the step's other rollouts are not reused."""
+"""If more than this share of a step's rollouts failed, the finished rollouts of the step are not reused."""
 _BEGUN, _FINISHED, _FAILED = b"B", b"F", b"X"
 _COUNTS = struct.Struct("<IIII")
 """The head of a body: the number of bytes of the JSON, the number of tokens of the prompt, the number of tokens of the
-response, and 1 or 0 for a body with or without log-probabilities."""
+response, and a flag that is 1 if the body has log-probabilities, else 0."""
 log = logging.getLogger(__name__)
 
 Key = tuple[str, int, int]
@@ -109,7 +109,8 @@ class SavedRollout:
 
 
 class RolloutStore:
-    """Saves the rollouts of one of VERL's workers, and returns rollouts that earlier starts of the trainer finished.
+    """Saves the rollouts of one of VERL's workers, and returns rollouts that finished before the trainer was started
+    again.
 
     One process chooses the folder of a step for all workers, with `folder_or_none`. If each worker looked up the last
     checkpoint itself, a worker could see an outdated state of a network file system, and save no rollouts. If a worker
@@ -124,8 +125,7 @@ class RolloutStore:
         self._reusable: dict[Key, tuple[int, int]] = {}
 
     def take(self, step: int, key: Key) -> SavedRollout | None:
-        """Returns a rollout that an earlier start of the trainer finished, or None. A saved rollout is returned only
-        once."""
+        """Returns the saved rollout with this key, or None if there is none. A saved rollout is returned only once."""
         if step != self._step:
             return None
         place = self._reusable.pop(key, None)
@@ -167,7 +167,7 @@ class RolloutStore:
             self._folder = None
 
     def turn_to(self, step: int, folder: Path | None) -> None:
-        """Begins a step, and ends the steps before it.
+        """Begins a step, and ends the previous step.
 
         Args:
             step: the step's number.
@@ -232,7 +232,7 @@ def prepare(stage: Path, model: str) -> int:
 
 
 def remove_up_to(stage: Path, step: int) -> None:
-    """Removes the saved rollouts of all steps up to `step`, which a checkpoint has made unnecessary."""
+    """Removes the saved rollouts of all steps up to `step`. A checkpoint of this step has made them unnecessary."""
     for folder in (stage / FOLDER).glob("step-*"):
         if int(folder.name.split("-")[1]) <= step:
             shutil.rmtree(folder, ignore_errors=True)

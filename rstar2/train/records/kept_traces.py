@@ -8,8 +8,8 @@ STAGE/traces/
                              per process
 ```
 
-The sampler's process writes a step's file, whole or not at all. A step that runs again after a kill replaces its file.
-Every line is a `rstar2.loop.trace.Trace` with `step`, `reward` and `kept` (whether the rollout was trained on).
+The sampler's process writes a step's file atomically. A step that runs again after a kill replaces its file. Every line
+is a `rstar2.loop.trace.Trace` with `step`, `reward` and `kept` (whether the rollout was trained on).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def choose(
 
 
 def write_step(folder: Path, step: int, traces: Iterable[Trace]) -> None:
-    """Writes a step's traces, whole or not at all."""
+    """Writes a step's traces atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(folder / f"step-{step:06}.jsonl") as file:
         for trace in traces:

@@ -8,7 +8,7 @@ STAGE/outcomes.jsonl
 ```
 
 The sampler of VERL's trainer appends a line for each step that is trained on. When the trainer starts, lines of steps
-after the last checkpoint are removed, because these steps run again. Outcomes that were copied from the stage before
+after the last checkpoint are removed, because these steps run again. Outcomes that were copied from the previous stage
 have step numbers of 0 and below. A stage that began with an earlier version of rstar2 has no outcomes.jsonl until the
 stage is resumed.
 """
@@ -38,9 +38,9 @@ PROBLEMS = {
     "prediction_error": "mean distance between the expected and the observed pass rates of the step's problems",
     "prediction_correlation": "correlation between the expected and the observed pass rates of the step's problems",
 }
-"""The metrics `rstar2/problems/…` of a step, each with a description."""
+"""Dict from the name of each metric `rstar2/problems/…` of a step to its description."""
 Counts = dict[str, tuple[int, int]]
-"""For each problem, the numbers of its correct rollouts and of its rollouts with a verdict."""
+"""Dict from a problem's id to a pair: its number of correct rollouts, and its number of rollouts with a verdict."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class StepOutcomes:
 
 
 class OutcomeReader:
-    """Reads a stage's outcomes from a file to which the trainer still appends."""
+    """Reads a stage's outcomes from their file while the trainer appends to the file."""
 
     def __init__(self, stage: Path) -> None:
         self._path = stage / OUTCOMES_FILE
@@ -89,10 +89,10 @@ class OutcomeReader:
         return max((each.step for each in self.steps), default=0) + 1
 
     def problems(self, ids: Sequence[str], steps: int, rollouts: int) -> Problems:
-        """Returns the problems `ids` with their outcomes.
+        """Returns the problems whose ids are in `ids`, with their outcomes.
 
         Args:
-            ids: the ids of the problems to return. Outcomes of other problems are left out.
+            ids: the ids of the problems. Outcomes of other problems are left out.
             steps: number of steps of the stage.
             rollouts: number of rollouts per problem in a step.
         """
@@ -148,8 +148,8 @@ class OutcomeRecorder:
         return ids, self._reader.problems(ids, 0, self._rollouts).belief(self._discount)
 
     def _shares(self) -> dict[str, float]:
-        """Returns four counts of problems: those that are probably solved, those that are probably hopeless, those that
-        are probably useful, and those that were never used."""
+        """Returns the numbers of problems that are probably solved, probably hopeless, probably useful, and never
+        used."""
         ids, belief = self._belief()
         solved, hopeless = (int(each(self._rollouts).sum()) for each in (belief.solved, belief.hopeless))
         counts = {"solved": solved, "hopeless": hopeless, "useful": len(ids) - solved - hopeless}
@@ -159,7 +159,7 @@ class OutcomeRecorder:
 
 
 def counted(rollouts: Sequence[Rollout]) -> Counts:
-    """Counts, for each problem, its correct rollouts and its rollouts with a verdict.
+    """Returns, for each problem, its number of correct rollouts and its number of rollouts with a verdict.
 
     Rollouts that lost a call, or whose answer the grader could not decide, are left out.
     """
@@ -191,7 +191,7 @@ def _prediction(ids: Sequence[str], belief: Belief, counts: Counts) -> dict[str,
 
 def begin(stage: Path, ids: Collection[str], reward: str, model: Path) -> None:
     """Creates a stage's file of outcomes, unless the file exists. The new file begins with the outcomes of the stage
-    that made the model.
+    that trained the model.
 
     All outcomes of the earlier stage are left out if the earlier stage had another reward. Outcomes of problems that
     this stage does not have are left out too.
@@ -216,7 +216,7 @@ def begin(stage: Path, ids: Collection[str], reward: str, model: Path) -> None:
 
 
 def outcomes_of(model: Path) -> OutcomeReader | None:
-    """Returns the outcomes of the stage that made a model, or None if there are none."""
+    """Returns the outcomes of the stage that trained a model, or None if there are none."""
     reader = OutcomeReader(model.parent)
     return reader if reader.read() else None
 

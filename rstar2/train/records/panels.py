@@ -16,7 +16,7 @@ Unit = Literal["share", "count", "seconds", "number"]
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over the steps with a common axis."""
+    """Curves over the training steps that share one vertical axis."""
 
     name: str
     """A short title for a narrow terminal."""
@@ -25,18 +25,18 @@ class Panel:
     """The label of the panel's vertical axis."""
     unit: Unit
     lines: tuple[tuple[str, str], ...]
-    """For each curve, the name of its column in `steps.csv`, and the curve's label."""
+    """One pair per curve: the name of its column in `steps.csv`, and the curve's label."""
     usual: str = ""
     """The usual range of the values, and its source."""
     measure: str = ""
-    """A few words, printed by `rstar2 watch` before the values, that say what the values are. Empty if the labels
-    already say what the values are."""
+    """A short name of the quantity, such as "tokens", which `rstar2 watch` prints before the values. Empty if the
+    labels already name the quantity."""
 
     def curves(self, steps: Sequence[Step]) -> list[tuple[str, list[tuple[int, float]]]]:
         """Returns the label and the points (step, value) of each curve.
 
-        Every curve but the first is left out if all its values are 0. A value that is missing, NaN or infinite has no
-        point on the curve.
+        The first curve is always returned if it has points. Any other curve is left out if all its values are 0. A
+        value that is missing, NaN or infinite has no point on the curve.
         """
         curves = []
         for place, (column, label) in enumerate(self.lines):

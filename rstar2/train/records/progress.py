@@ -3,8 +3,8 @@
 `rollouts.json` has the number of finished rollouts, and is written by the sampler. `alive.json` has the activity of the
 trainer's first rank, such as "update, 37 of 120 micro-batches", and is written by `rstar2.train.verl.activity`.
 
-For `rstar2.train.launch`, a change of `rollouts.json` or `alive.json` shows that the trainer is alive. `rstar2 watch`
-shows `rollouts.json`, and also `alive.json` if `alive.json` is newer.
+A change of `rollouts.json` or `alive.json` shows `rstar2.train.launch` that the trainer is alive. `rstar2 watch` shows
+`rollouts.json`, and also `alive.json` if `alive.json` is newer.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class RolloutProgress:
     wanted: int
     """Number of rollouts that the step needs; 0 while held-out problems are rolled out."""
     ahead: int = 0
-    """Number of other finished rollouts, which a later step may use. Only in asynchronous modes do rollouts finish
-    before their step begins."""
+    """Number of finished rollouts beyond those of this step. A later step may use them. Only asynchronous modes have
+    such rollouts."""
     judge_away_s: float = 0.0
     """Number of seconds for which training has waited for a judge that does not answer."""
     discarded: bool = False
@@ -55,7 +55,7 @@ class RolloutProgress:
         ahead = f", {self.ahead} ahead of it" if self.ahead else ""
         failed = f", {self.failed} of them failed" if self.failed else ""
         text = f"step {self.step}, {self.finished} {rollouts} finished{failed}{ahead}"
-        return f"{text}, judge away for {self.judge_away_s:.0f} s" if self.judge_away_s else text
+        return f"{text}, judge unreachable for {self.judge_away_s:.0f} s" if self.judge_away_s else text
 
 
 class ProgressWriter:
@@ -88,11 +88,11 @@ class Activity:
     phase: str
     """The phase that the rank is in, such as "update", "log-probabilities" or "saving a checkpoint"."""
     done: int = 0
-    """Number of parts of the phase that are finished."""
+    """Number of finished parts of the phase."""
     total: int = 0
-    """Number of all parts of the phase; 0 if the number is not known."""
+    """Total number of parts of the phase; 0 if the number is not known."""
     parts: str = ""
-    """What the parts of the phase are: "micro-batches" or "tensors"; empty for a phase without parts."""
+    """The kind of the phase's parts: "micro-batches" or "tensors". Empty for a phase without parts."""
 
     @property
     def in_step(self) -> bool:

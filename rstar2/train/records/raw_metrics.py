@@ -2,11 +2,11 @@
 selected rollouts.
 
 Metrics of the policy (pass rate, length, failed calls, penalties) cover the rollouts with a verdict: those that
-finished and lost no call to the judge. Rollouts without a verdict have counts of their own. If groups are rolled out in
-rounds, the metrics of the policy other than the length cover only the first round of each group, because only undecided
-groups have later rounds.
+finished and lost no call to the judge. Rollouts without a verdict are counted separately. If groups are rolled out in
+rounds, these metrics (except the length) cover only the first round of each group, because only undecided groups have
+later rounds.
 
-Amounts (rollouts, tokens, calls) cover all rollouts.
+Totals (rollouts, tokens, calls) cover all rollouts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rstar2.train.select import Selection
 from rstar2.train.select.roc import p_err, p_format
 
 FAILURES = tuple(status for status in get_args(CallStatus) if status != "ok")
-"""The statuses of a tool call that count as failures. The status `lost` is the fault of the judge, not of the model."""
+"""The statuses of a tool call that count as failures. The status `lost` is caused by the judge, not by the model."""
 DROPPED = ("failed", "lost", "left_out", "no_gradient", "wrong", "correct")
 """Reasons why a rollout is not trained on. failed: the rollout failed. lost: the judge lost a call. left_out: the
 selection excludes the rollout. no_gradient: no rollout of its group is trained on. wrong and correct: the selection did
@@ -36,8 +36,8 @@ not choose the rollout, and its reward is 0 or below (wrong) or above 0 (correct
 MISSED = get_args(Missed)
 """The reasons why an answer is not correct."""
 FailureKind = Literal["engine", "grader", "agent_loop", "missing"]
-"""The part of the system in which a rollout failed. agent_loop: our own code, or VERL's code around it. missing:
-unknown, because the rollout left no record."""
+"""The component in which a rollout failed. agent_loop: our own code, or VERL's code around it. missing: unknown,
+because the rollout left no record."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class FailedRollout:
 
 
 def failure_text(failed: Sequence[FailedRollout]) -> str:
-    """Returns text for a message: the three most frequent causes of failure, with their counts."""
+    """Returns the three most frequent causes of failure with their counts, as text for a message."""
     causes = Counter(f"{each.kind}: {each.reason}" for each in failed)
     return "; ".join(f"{count} x {cause}" for cause, count in causes.most_common(3))
 
@@ -162,8 +162,8 @@ def recovery_metrics(
 
 
 def rounds_metrics(rounds: Rounds, groups: Sequence[RoundsOfGroup]) -> dict[str, float]:
-    """Returns the metrics of rounds: how many rollouts were saved, how many rounds the groups had, and why groups
-    stopped."""
+    """Returns the metrics of rounds: how many rollouts were not needed, how many rounds the groups had, and why the
+    groups stopped."""
     by_rounds = Counter(group.rounds for group in groups)
     decisions = Counter(group.decision for group in groups)
     return {
@@ -190,8 +190,8 @@ def _by_problem(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
 
 
 def _answers(judged: Sequence[Rollout]) -> dict[str, float]:
-    """Returns, for each reason why an answer is not correct, the share of the rollouts with this reason. Also returns
-    the share of the rollouts whose answer the grader could not decide."""
+    """Returns the share of rollouts for each reason why an answer is not correct. Also returns the share of rollouts
+    whose answer the grader could not decide."""
     reasons = Counter(rollout.missed for rollout in judged if not rollout.correct)
     return {
         **{f"rstar2/answers/{reason}": reasons[reason] / len(judged) for reason in MISSED},
@@ -215,8 +215,8 @@ def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
 def _repairs(judged: Sequence[Rollout]) -> dict[str, float]:
     """Returns two metrics of the turns with a failed call, or no metrics if no call failed.
 
-    The first metric says which share of the turns with a failed call was repaired by a later turn. The second metric
-    says which share of the turns with a failed call belongs to rollouts with a correct answer.
+    The first metric is the share of these turns that a later turn repaired. The second metric is the share of these
+    turns that belong to rollouts with a correct answer.
     """
     failed = sum(rollout.failed_turns for rollout in judged)
     if not failed:
@@ -234,8 +234,8 @@ def _dropped(
     selection: Selection,
     failed: int,
 ) -> dict[str, float]:
-    """Counts, for each reason in `DROPPED`, the rollouts that are not trained on for this reason. If several reasons
-    apply to a rollout, only the first of them counts."""
+    """Returns the number of rollouts that are not trained on, for each reason in `DROPPED`. If several reasons apply to
+    a rollout, it is counted only under the first of them."""
     reasons: Counter[str] = Counter(failed=failed)
     for group in groups:
         trained = not chosen.isdisjoint(group)

@@ -1,8 +1,8 @@
-"""The table of a run's steps, `steps.csv`: the metrics of VERL and of our sampler, under plain names.
+"""The table of a run's steps, `steps.csv`: the metrics of VERL and of our sampler, under short names.
 
-Each start of the trainer writes all of VERL's metrics to a file such as `stage1/metrics-1.jsonl`. After each step,
-`steps.csv` in the run's folder is made from the files of all starts, with one row per step over all stages. VERL writes
-null for a value that is NaN or infinite, and `steps.csv` has NaN in place of null.
+Whenever the trainer is started, it writes all of VERL's metrics to a new file, such as `stage1/metrics-1.jsonl`. After
+each step, `steps.csv` in the run's folder is made from all of these files, with one row per step over all stages. VERL
+writes null for a value that is NaN or infinite, and `steps.csv` has NaN in place of null.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rstar2.train.records.raw_metrics import DROPPED, FAILURES, MISSED, FailureK
 
 STEPS_FILE = "steps.csv"
 STEPS_BEFORE_FILE = "steps_before.json"
-"""The file in a stage's folder that contains the number of steps of all earlier stages. Counting the steps in the
-metrics of the earlier stages may give a lower number: if a kill comes after a step's checkpoint is saved and before the
-step's metrics are written, the step does not run again, and its metrics are missing."""
+"""The file in a stage's folder that contains the number of steps of all earlier stages. The number of steps in the
+metrics of the earlier stages may be lower. If the run is killed after a step's checkpoint is saved and before its
+metrics are written, the step does not run again, and its metrics are missing."""
 MAIN_METRIC = "rstar2/pass_rate"
 SFT_METRIC = "train/loss"
 VALIDATION_METRIC = "val/loss"
@@ -57,8 +57,8 @@ def _share(part: Callable[[Metrics], float]) -> Callable[[Metrics], float | None
 
 
 def _rolling(step: Metrics) -> float:
-    """Returns the seconds that a step's rollouts took. The seconds in which the step waited for a judge that did not
-    answer are subtracted."""
+    """Returns the seconds that a step's rollouts took, without the time in which the step waited for a judge that did
+    not answer."""
     paused_s = float(step.get("rstar2/judge_pause_s", 0.0))
     return max(0.0, _seconds(step, "gen") - paused_s)
 
@@ -85,8 +85,8 @@ def _waiting(step: Metrics) -> float:
 
 
 def held_out_accuracy(step: Mapping[str, Any]) -> float | None:
-    """Returns the accuracy on held-out problems: the mean of the accuracies on each source of problems. Returns None if
-    held-out problems were not evaluated at the step."""
+    """Returns the accuracy on held-out problems: the unweighted mean of the accuracies on the sources of problems.
+    Returns None if held-out problems were not evaluated at the step."""
     accuracies = [value for key, value in step.items() if key.startswith("val-") and "/acc/mean@" in key]
     return sum(accuracies) / len(accuracies) if accuracies else None
 
@@ -371,19 +371,19 @@ class Step:
     stage_step: int
     """The step's number within its stage, from 1."""
     values: dict[str, float | None]
-    """For the name of each column in `COLUMNS`, the step's value. A value that was not measured is None. A value that
-    is infinite or not a number is NaN."""
+    """Dict from the name of each column in `COLUMNS` to the step's value. A value that was not measured is None. A
+    value that is infinite or not a number is NaN."""
 
 
 def step_metrics(folder: Path) -> dict[int, Metrics]:
-    """Returns the metrics of each step of a stage, under VERL's names. If a step ran twice, the metrics of the later
-    run are returned."""
+    """Returns a dict from the number of each step of a stage to its metrics, under VERL's names. If a step ran twice,
+    its metrics are those of the second time."""
     return _by_step(folder, MAIN_METRIC)
 
 
 def _by_step(folder: Path, metric: str) -> dict[int, Metrics]:
-    """Returns the metrics of each step, from the lines of the metrics files that contain `metric`. Other lines, such as
-    lines with only validation metrics, are left out."""
+    """Returns a dict from step number to metrics. Lines of the metrics files that lack `metric`, such as lines with
+    only validation metrics, are left out."""
     rows = (row for row in _rows(folder) if metric in row["data"])
     return dict(sorted({int(row["step"]): row["data"] for row in rows}.items()))
 
@@ -394,7 +394,8 @@ def with_nan(metrics: Metrics) -> Metrics:
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yields the rows of the metrics files of all starts of a trainer, in order."""
+    """Yields the rows of all metrics files in a folder, in order. The trainer writes a new file whenever it is
+    started."""
     for path in sorted(folder.glob("metrics-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])):
         for row in metrics_rows(path.read_bytes()):
             yield {**row, "data": with_nan(row["data"])}
@@ -410,7 +411,7 @@ def metrics_rows(written: bytes) -> Iterator[dict[str, Any]]:
 
 
 def sft_metrics(folder: Path) -> dict[int, Metrics]:
-    """Returns the metrics of each step of SFT, under VERL's names."""
+    """Returns a dict from the number of each step of SFT to its metrics, under VERL's names."""
     return _by_step(folder, SFT_METRIC)
 
 
@@ -420,8 +421,8 @@ def sft_losses(folder: Path) -> list[float]:
 
 
 def validation_losses(folder: Path) -> dict[int, float]:
-    """Returns the validation losses of SFT in nats per token that is trained on, by step. The result has no entry for a
-    step whose validation loss was not measured."""
+    """Returns a dict from step number to the validation loss of SFT, in nats per token that is trained on. A step whose
+    validation loss was not measured has no entry."""
     return {step: float(row[VALIDATION_METRIC]) for step, row in _by_step(folder, VALIDATION_METRIC).items()}
 
 
@@ -448,7 +449,7 @@ def numbered_metrics(root: Path) -> Iterator[tuple[int, int, int, Metrics]]:
 
 
 def write_steps_before(folder: Path, steps: int) -> None:
-    """Writes to a stage's folder the number of steps of all earlier stages."""
+    """Writes the number of steps of all earlier stages to a stage's folder."""
     write_json(folder / STEPS_BEFORE_FILE, steps)
 
 

@@ -1,5 +1,5 @@
-"""The wall-clock seconds that each part of a training run took. For a resumed run, the seconds of all its starts are
-added up.
+"""The wall-clock seconds that each part of a training run took. If a run was resumed, the seconds before and after the
+interruption are added up.
 
 Every phase (SFT, a stage, an evaluation) has its own `timing.json`. The run's folder has a `timing.json` for the whole
 run.
@@ -23,19 +23,19 @@ class Timing:
     except `judge_s`, which is a part of `rollout_s`."""
 
     wall_s: float = 0.0
-    """Seconds from the start of the phase or run until this record was saved. If the run is resumed, the time between
-    its interruption and its resumption is not counted."""
+    """Seconds from the start of the phase or run until this record was saved. If the run was interrupted and resumed,
+    the time in between is not counted."""
     start_up_s: float = 0.0
-    """Seconds for starting the judge, and for starting every trainer, up to its first step: loading Python and VERL,
-    starting Ray and the actors, and loading the model. SFT does not report how long a step takes, so the first step of
-    SFT is included."""
+    """Seconds for starting the judge and the trainers. A trainer counts as started when its first step begins: it has
+    loaded Python and VERL, started Ray and the actors, and loaded the model. SFT does not report how long a step takes,
+    so the first step of SFT is included."""
     rollout_s: float = 0.0
     """Seconds from the start of each step until all its rollouts are generated, graded and selected (VERL's `gen`)."""
     judge_s: float = 0.0
-    """The part of `rollout_s` in which an average rollout waits for its tool calls. For each step, the waiting time is
+    """The part of `rollout_s` in which a rollout waits for its tool calls, on average. For each step, it is
     rollout_s × (seconds of all calls) / (seconds of all rollouts)."""
     update_s: float = 0.0
-    """Seconds of each step after its rollouts, without checkpoints: log-probabilities, advantages, the optimizer, and
+    """Seconds of all steps after their rollouts, without checkpoints: log-probabilities, advantages, the optimizer, and
     sending the weights to the rollout engines. In SFT, `update_s` is the time from the end of the first step to the end
     of the last step."""
     checkpoint_s: float = 0.0
@@ -53,13 +53,13 @@ class Timing:
         return max(0.0, self.wall_s - named)
 
     def record(self) -> dict[str, float]:
-        """Returns all values for JSON, rounded to milliseconds."""
+        """Returns a dict from the name of each part, for JSON, to its seconds, rounded to milliseconds."""
         return {name: round(value, 3) for name, value in {**asdict(self), "other_s": self.other_s}.items()}
 
 
 class PhaseTimer:
-    """Measures the time of one phase from now on, and adds it to the seconds that earlier starts saved in
-    `folder/timing.json`.
+    """Measures the time of one phase from now on, and adds it to the seconds in `folder/timing.json`, which were
+    measured before the phase was resumed.
 
     Args:
         folder: the folder of the phase.
@@ -126,8 +126,8 @@ def read_timing(folder: Path) -> Timing:
 
 
 def run_timing(root: Path) -> Timing:
-    """Returns the timing of a run. Each part is summed over the run and all its phases, but `wall_s` is the value in
-    the run's own `timing.json`."""
+    """Returns the timing of a run. `wall_s` is the value in the run's own `timing.json`. Every other part is summed
+    over the run and all its phases."""
     parts = [asdict(read_timing(path.parent)) for path in root.glob(f"**/{TIMING_FILE}")]
     summed = {name: sum(part[name] for part in parts) for name in asdict(Timing())}
     return Timing(**{**summed, "wall_s": read_timing(root).wall_s})

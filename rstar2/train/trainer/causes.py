@@ -1,5 +1,5 @@
-"""Finds in a trainer's log why the trainer failed, and what the user can do. Errors that are only a consequence of
-another error are skipped."""
+"""Finds the cause of a trainer's failure in the trainer's log, and tells the user what to do. Errors that are only a
+consequence of another error are skipped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 READ_BYTES = 8_000_000
-"""Only this many bytes at the end of a log are searched. A step of a large run prints some thousands of bytes."""
+"""Number of bytes at the end of a log that are searched. A step of a large run prints several thousand bytes."""
 _LONGEST = 500
 """Maximum number of characters of a cause."""
 _PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
@@ -78,8 +78,8 @@ _KNOWN: tuple[tuple[str, str], ...] = (
     (
         r"Watchdog caught collective operation timeout|NCCL error|ncclSystemError|ncclRemoteError|"
         r"Timed out waiting .*recv operation|DistStoreError",
-        "A rank did not answer the others in time: look for an earlier error in the log of its node. If only a disk or "
-        "a network is slow, raise hardware.nccl_timeout_s. NCCL_DEBUG=INFO prints more.",
+        "A rank did not answer the other ranks in time: look for an earlier error in the log of its node. If only a "
+        "disk or a network is slow, raise hardware.nccl_timeout_s. NCCL_DEBUG=INFO prints more.",
     ),
     (
         r"CUDA error: |device-side assert|uncorrectable ECC|\bXid\b",
@@ -87,9 +87,9 @@ _KNOWN: tuple[tuple[str, str], ...] = (
     ),
     (
         r"^ZeroDivisionError: float division by zero$",
-        'With algorithm.correction = "icepop", VERL fails like this if no token is within the bounds, which means that '
-        "engine and trainer compute different probabilities. Look at mismatch_kl in steps.csv, and check that the "
-        "engines have loaded the trainer's model.",
+        'With algorithm.correction = "icepop", VERL fails with this error if no token is within the bounds. In this '
+        "case, engine and trainer compute different probabilities. Look at mismatch_kl in steps.csv, and check that "
+        "the engines have loaded the trainer's model.",
     ),
     (
         r"The current node timed out during startup",
@@ -101,21 +101,21 @@ _KNOWN: tuple[tuple[str, str], ...] = (
         "Ray's processes did not start in time, for example because the disk is slow: raise hardware.worker_start_s.",
     ),
 )
-"""Patterns of root causes with their remedies. If a log matches several patterns, the first matching pattern of the
-list gives the cause."""
+"""Patterns of root causes with their remedies. If several patterns match a log, the first of them in this list gives
+the cause."""
 
 
 def find_cause(log: Path, start: int = 0, exit_code: int | None = None) -> Cause:
     """Finds the cause of a trainer's failure in its log.
 
-    The cause is the first line that matches the pattern of a known cause. If no line matches, the cause is the last
+    The cause is the first line that matches a known pattern (`_KNOWN`). If no line matches, the cause is the last
     exception that is not only a consequence of another exception. If every exception is a consequence of another one,
     the cause is the last exception. If the log has no exception, the cause is the last line.
 
     Args:
         log: the trainer's log.
-        start: the position in the log, in bytes, from which on the log is searched.
-        exit_code: the trainer's exit code. The exit code shows whether the trainer was killed.
+        start: the offset in bytes at which the search begins.
+        exit_code: the trainer's exit code. A negative exit code means that a signal killed the trainer.
     """
     with log.open("rb") as file:
         size = file.seek(0, 2)
@@ -138,7 +138,7 @@ def find_cause(log: Path, start: int = 0, exit_code: int | None = None) -> Cause
         )
     elif exit_code is not None and exit_code < 0 and not first_hand:
         remedy = (
-            "The trainer was killed. If nobody did so on purpose, check in the kernel's log (dmesg) whether the "
+            "The trainer was killed. If nobody killed it on purpose, check in the kernel's log (dmesg) whether the "
             "machine ran out of memory."
         )
     return Cause(cause[:_LONGEST], remedy)

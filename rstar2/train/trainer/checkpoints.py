@@ -28,21 +28,21 @@ from rstar2.files import write_text
 
 POINTER = "latest_checkpointed_iteration.txt"
 BEFORE = "global_step_0"
-"""If a stage starts from the checkpoint of an earlier stage, the folder of this checkpoint. VERL counts the stage's own
-steps from 1."""
+"""The name of the folder with the checkpoint of an earlier stage, if the stage starts from one. VERL counts the stage's
+own steps from 1."""
 _PARTS = ("model", "optim", "extra_state")
 
 
 def steps_of(checkpoints: Path) -> list[int]:
-    """Returns, in order, the steps that have a checkpoint folder, whether the checkpoint is complete or not. The folder
-    `BEFORE` is left out."""
+    """Returns the steps that have a checkpoint folder, in ascending order. Incomplete checkpoints are included. The
+    folder `BEFORE` is left out."""
     names = (folder.name.removeprefix("global_step_") for folder in checkpoints.glob("global_step_*"))
     return sorted(int(name) for name in names if name.isdigit() and int(name))
 
 
 def newest_size(checkpoints: Path) -> tuple[int, int]:
-    """Returns the step and the size in bytes of the newest checkpoint, whether this checkpoint is complete or not.
-    Returns (0, 0) if there is no checkpoint."""
+    """Returns the step and the size in bytes of the newest checkpoint, which may be incomplete. Returns (0, 0) if there
+    is no checkpoint."""
     step = max(steps_of(checkpoints), default=0)
     size = 0
     for file in (checkpoints / f"global_step_{step}").rglob("*") if step else ():
@@ -52,7 +52,7 @@ def newest_size(checkpoints: Path) -> tuple[int, int]:
 
 
 def actor_of(checkpoint: Path) -> Path:
-    """Returns the folder, within a checkpoint, that contains the weights."""
+    """Returns the subfolder of a checkpoint that contains the weights."""
     actor = checkpoint / "actor"
     return actor if actor.is_dir() else checkpoint
 
@@ -60,7 +60,7 @@ def actor_of(checkpoint: Path) -> Path:
 def fault(checkpoint: Path) -> str | None:
     """Returns text that says what is wrong with a checkpoint, or None if the checkpoint is complete.
 
-    Of each file, only the index at the end is read, because a truncated file has no index.
+    Only the index at the end of each file is read, because a truncated file has no index.
     """
     actor = actor_of(checkpoint)
     try:
@@ -91,11 +91,10 @@ def _queue_fault(queue: Path) -> str | None:
 
 
 def choose_checkpoint(checkpoints: Path, warn: Callable[[str], None]) -> None:
-    """Makes VERL's pointer file name the last complete checkpoint.
+    """Updates VERL's pointer file, so that it refers to the last complete checkpoint.
 
-    VERL writes the pointer file after all other files of a checkpoint. VERL does not write the pointer file under
-    another name and then rename it, so a kill can leave the pointer file empty. After a power failure, files that were
-    written before the pointer file may be truncated.
+    VERL writes the pointer file after all other files of a checkpoint. VERL does not write it atomically, so a kill can
+    leave it empty. After a power failure, files that were written before the pointer file may be truncated.
 
     Args:
         checkpoints: the folder of all checkpoints.
@@ -134,16 +133,17 @@ def choose_checkpoint(checkpoints: Path, warn: Callable[[str], None]) -> None:
 
 
 def finished_steps(checkpoints: Path) -> list[int]:
-    """Returns, in order, the steps that have a finished checkpoint, or no steps if the pointer file is incomplete."""
+    """Returns the steps that have a finished checkpoint, in ascending order. The list is empty if the pointer file is
+    incomplete."""
     pointer = checkpoints / POINTER
     named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else ""
     return [step for step in steps_of(checkpoints) if named.isdigit() and step <= int(named)]
 
 
 def saved_step(checkpoints: Path) -> int | None:
-    """Returns the step after which a trainer would resume.
+    """Returns the step of the checkpoint from which a trainer would resume.
 
-    The step is 0 if there is no checkpoint, and None if the pointer file is incomplete.
+    Returns 0 if there is no checkpoint, and None if the pointer file is incomplete.
     """
     pointer = checkpoints / POINTER
     named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else "0"
@@ -153,12 +153,12 @@ def saved_step(checkpoints: Path) -> int | None:
 def prune(checkpoints: Path, keep: int, spared: Collection[int] = ()) -> None:
     """Removes all finished checkpoints except the last `keep`.
 
-    Unlike VERL, this function also removes checkpoints that earlier starts of the trainer wrote.
+    Unlike VERL, this function also removes checkpoints that were written before the trainer was started again.
 
     Args:
         checkpoints: the folder of all checkpoints.
-        keep: how many of the last checkpoints are not removed.
-        spared: further steps whose checkpoints are not removed.
+        keep: number of the last checkpoints that are not removed.
+        spared: steps whose checkpoints are not removed, in addition to the last `keep`.
     """
     for step in finished_steps(checkpoints)[:-keep]:
         if step not in spared:
@@ -166,7 +166,7 @@ def prune(checkpoints: Path, keep: int, spared: Collection[int] = ()) -> None:
 
 
 def last_checkpoint(checkpoints: Path) -> Path | None:
-    """Returns the folder of the checkpoint that VERL's pointer file names, or None if there is no pointer file."""
+    """Returns the folder of the checkpoint that VERL's pointer file refers to, or None if there is no pointer file."""
     pointer = checkpoints / POINTER
     if not pointer.exists():
         return None

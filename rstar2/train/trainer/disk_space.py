@@ -1,8 +1,8 @@
 """Compares the free disk space with the size of the next checkpoint: before training starts, after each step, and
 before a checkpoint is saved.
 
-If space is missing, a UserError is raised, because training is not restarted automatically after a UserError. A
-restarted training would run another step and fail again.
+If there is not enough space, a UserError is raised, because training is not restarted automatically after a UserError.
+A restarted training would run another step and fail again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def check_disk_space(checkpoint: Path, size: int, step: int) -> UserError | None
     """Returns an error if a checkpoint does not fit on the disk, or None if the checkpoint fits.
 
     Args:
-        checkpoint: the checkpoint's folder. Files that an earlier start wrote to this folder will be replaced, so the
-            space of these files counts as free.
+        checkpoint: the checkpoint's folder. Files that are already in this folder will be replaced, so their space
+            counts as free.
         size: number of bytes of the weights and optimizer states of all ranks.
         step: the checkpoint's step, for the message.
     """
@@ -42,8 +42,8 @@ def check_disk_space(checkpoint: Path, size: int, step: int) -> UserError | None
 
 
 def require_disk_space(checkpoints: Path) -> None:
-    """Raises a UserError if the next checkpoint, assumed to be as large as the last checkpoint, does not fit on the
-    disk."""
+    """Raises a UserError if the next checkpoint does not fit on the disk. Assumes that it is as large as the last
+    checkpoint."""
     if shortage := _shortage(checkpoints):
         raise UserError(
             f"{shortage}. Training was not started, because it would end before that checkpoint is written",
@@ -52,8 +52,8 @@ def require_disk_space(checkpoints: Path) -> None:
 
 
 def disk_space_warning(checkpoints: Path, removed_first: Collection[Path] = ()) -> str | None:
-    """Returns a warning if the next checkpoint, assumed to be as large as the last checkpoint, does not fit on the
-    disk.
+    """Returns a warning if the next checkpoint does not fit on the disk. Assumes that it is as large as the last
+    checkpoint.
 
     Returns None if the next checkpoint fits or if there is no checkpoint yet. The space of an unfinished checkpoint
     counts as free, because the next checkpoint replaces it.
@@ -86,7 +86,7 @@ def free_bytes(path: Path) -> int:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Returns the number of bytes that the files in a folder take up on the disk. The targets of links are not
+    """Returns the number of bytes that the files in a folder take up on the disk. The targets of symbolic links are not
     counted."""
     size = 0
     for parent, _, names in os.walk(folder):

@@ -16,27 +16,26 @@ Mode = Literal["sync", "colocate_async", "separate_async"]
 
 
 class AsyncSettings(Strict):
-    """Settings of the asynchronous modes, in which rollouts start before the step that trains on them. In mode sync,
-    the settings of `AsyncSettings` have no effect."""
+    """Settings of the asynchronous modes, in which rollouts start before the step that trains on them. They have no
+    effect in mode sync."""
 
     batches_ahead: float = Field(1.0, gt=0)
-    """Number of problems whose rollouts start before the step that will train on them, in multiples of
-    `rollout.prompts`."""
+    """Number of batches of problems whose rollouts start before the step that trains on them. One batch is
+    `rollout.prompts` problems."""
     max_steps: int = Field(8, ge=2)
     """Maximum age of a problem's rollouts, in steps. The age counts every step from the step in which the rollouts
     start to the step that trains on them, both included."""
     too_old: Literal["drop", "wait"] = "drop"
-    """What happens to rollouts that would become older than `max_steps`. drop: all rollouts of the same problem are
-    left out, and another problem is used in place of this problem. wait: a step waits until these rollouts are
-    finished, so that the rollouts do not become too old."""
+    """What happens to rollouts that would become older than `max_steps`. drop: the problem is left out with all its
+    rollouts, and another problem replaces it. wait: a step waits until these rollouts are finished, so that they do not
+    become too old."""
     rollout_nodes: int = Field(1, ge=1)
     """Number of machines that only generate rollouts, in addition to `hardware.nodes`. Each additional machine has
     `hardware.gpus_per_node` GPUs. The key has an effect only in mode separate_async."""
 
 
 def mode_fault(mode: Mode, settings: AsyncSettings, device: str, router: str) -> str:
-    """Returns text that says why a mode cannot work or why the mode would waste every step, or an empty text if the
-    mode works.
+    """Returns the reason why a mode cannot work or would waste every step, or an empty text if the mode works.
 
     Args:
         device: `hardware.device` of the recipe.
@@ -64,7 +63,7 @@ def mode_fault(mode: Mode, settings: AsyncSettings, device: str, router: str) ->
 
 
 def verl_keys(mode: Mode, settings: AsyncSettings, gpus_per_node: int) -> dict[str, Any]:
-    """Returns the keys of VERL's config that select a mode, with their values."""
+    """Returns a dict of the keys and values of VERL's config that select a mode."""
     sampler = "trainer.v1.sampler"
     if mode == "sync":
         return {f"{sampler}.custom_sampler.name": "SelectingReplayBuffer"}

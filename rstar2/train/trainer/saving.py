@@ -23,7 +23,7 @@ STOP_AFTER = "rstar2_stop_after"
 The value null means the last step."""
 STOP_FILE = "stop_after_step"
 """The name of a file in a stage's folder. If the file exists, the trainer saves a checkpoint after the current step and
-then ends."""
+then exits."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class AtStepEnd:
     save: bool
     """Whether the trainer saves a checkpoint."""
     stop: bool
-    """Whether the trainer ends after this step. A trainer that ends also saves a checkpoint."""
+    """Whether training ends after this step. If it ends, the trainer also saves a checkpoint."""
 
 
 class SaveTiming:
@@ -52,7 +52,7 @@ class SaveTiming:
 
     @classmethod
     def of_config(cls, trainer: Any) -> SaveTiming:
-        """Creates the object from VERL's table `trainer`, which `rstar2.train.command` writes."""
+        """Creates a `SaveTiming` from the table `trainer` of VERL's config, which `rstar2.train.command` writes."""
         return cls(Path(trainer.default_local_dir).parent, float(trainer[SAVE_EVERY]))
 
     def at_step_end(self, step: int) -> AtStepEnd:

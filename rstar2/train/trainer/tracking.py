@@ -44,7 +44,7 @@ _SWANLAB_OFFLINE = ("local", "offline", "disabled")
 class _Package:
     module: str
     distribution: str | None = None
-    """The name by which pip installs the package; None if the package is not on PyPI."""
+    """The package's name on PyPI; None if the package is not on PyPI."""
 
 
 _PACKAGES = {
@@ -81,7 +81,8 @@ def tracker_environment(
 ) -> dict[str, str]:
     """Returns environment variables that tell trackers where to write, and at which step a phase begins.
 
-    Through `rstar2.train.verl.output.trackers`, each phase is one run in a tracker, however often the phase is started.
+    Each phase is one run in a tracker, even if the phase is started several times (see
+    `rstar2.train.verl.output.trackers`).
 
     Args:
         trackers: all trackers, for metrics and for traces.
@@ -131,7 +132,7 @@ def check_trackers(
                 install = (
                     f"Run {pip_command(package.distribution)}"
                     if package.distribution
-                    else f"Install the package with the module {package.module}"
+                    else f"Install the package that provides the module {package.module}"
                 )
                 raise UserError(
                     f"{key} has {name}, which is not installed", f"{install}, or remove it from {key}."
@@ -146,14 +147,14 @@ def check_trackers(
 
 
 def _installed(module: str) -> bool:
-    """Whether a package is installed. A folder with the package's name, such as W&B's output folder `./wandb`, is not
-    taken for the package."""
+    """Whether a package is installed. A folder with the package's name, such as W&B's output folder `./wandb`, does not
+    count as the package."""
     spec = find_spec(module)
     return spec is not None and spec.origin is not None
 
 
 def _missing_credentials(name: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Returns text that says what a tracker lacks, and a hint. Returns None if nothing is missing."""
+    """Returns a message about a tracker's missing credentials, and a hint. Returns None if nothing is missing."""
 
     def lacks(*variables: str) -> bool:
         return not all(environ.get(variable) for variable in variables)
@@ -187,15 +188,15 @@ def _missing_credentials(name: str, environ: Mapping[str, str]) -> tuple[str, st
         return "VERL reads its credentials from the environment", f"Set {', '.join(volcengine)}."
     if name == "rl_insight" and lacks("RL_INSIGHT_SERVER_URL"):
         return (
-            "RL_INSIGHT_SERVER_URL names no server",
-            "Start one (rl-insight server start) and set RL_INSIGHT_SERVER_URL.",
+            "RL_INSIGHT_SERVER_URL is not set",
+            "Start a server (`rl-insight server start`) and set RL_INSIGHT_SERVER_URL to its URL.",
         )
     return None
 
 
 def _is_phase(folder: Path) -> bool:
-    """Whether a folder is the folder of one phase within a run. `rstar2 sft` trains in the run's own folder, which may
-    be named sft too."""
+    """Whether a folder is the folder of one phase inside a run's folder. `rstar2 sft` trains in the run's own folder,
+    which may be named sft too."""
     if folder.name == "sft":
         return (folder.parent / "config.json").is_file()
     return re.fullmatch(r"stage\d", folder.name) is not None

@@ -19,7 +19,7 @@ def check_verl_keys(
     The check takes only half a second, because Hydra reads VERL's files without importing VERL.
 
     Args:
-        trainer: the name of VERL's config.
+        trainer: the name of the config file of VERL's trainer.
         recipes: the result of `rstar2.train.command.verl_overrides` for each recipe.
 
     Raises:
@@ -46,7 +46,5 @@ def _user_error(error: Exception) -> UserError:
     _, to_append, added = rest.partition("To append to your config use ")
     hint = "Correct the key or the value in --set verl.… or in the recipe's table [verl]."
     if to_append:
-        hint += (
-            f" If VERL reads a key that its config lacks, write it with a plus: --set verl.{added.strip()}"
-        )
+        hint += f" If VERL reads a key that its config lacks, write it with a plus sign: --set verl.{added.strip()}"
     return UserError(f"VERL refuses a key: {message}", hint)

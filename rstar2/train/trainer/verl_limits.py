@@ -1,5 +1,5 @@
-"""Limits in VERL and vLLM, and checks that a recipe does not exceed the limits. If a recipe exceeded a limit unchecked,
-VERL or vLLM would fail much later.
+"""Limits in VERL and vLLM, and checks that a recipe does not exceed the limits. Without the checks, VERL or vLLM would
+fail much later.
 
 The numbers are the limits of VERL 0.9.1. A test checks that the numbers are the same as in VERL.
 """
@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 STICKY_REQUESTS = 10_000
-"""VERL's router remembers the engines of at most this many requests."""
+"""Maximum number of requests whose engine VERL's router remembers."""
 BATCHED_TOKENS = 8192
-"""Maximum number of tokens that an engine computes at a time, unless a recipe sets another number."""
+"""Default for the maximum number of tokens that an engine computes at a time."""
 QUEUED_SAMPLES = 100_000
-"""Maximum number of prompts and rollouts in VERL's queue, unless a recipe sets another number."""
+"""Default for the maximum number of prompts and rollouts in VERL's queue."""
 _BATCHED = "actor_rollout_ref.rollout.max_num_batched_tokens"
 _QUEUED = "transfer_queue.backend.SimpleStorage.total_storage_size"
 
 
 def engine_fault(sequences_in_flight: int, verl: Mapping[str, Any]) -> str:
-    """Returns text that says why vLLM would not start with the recipe's `hardware.sequences_in_flight`, or an empty
-    text if vLLM would start.
+    """Returns the reason why vLLM would not start with the recipe's `hardware.sequences_in_flight`, or an empty text if
+    vLLM would start.
 
     Args:
         sequences_in_flight: the recipe's `hardware.sequences_in_flight`.
@@ -37,8 +37,7 @@ def engine_fault(sequences_in_flight: int, verl: Mapping[str, Any]) -> str:
 
 
 def queue_fault(prompts: int, rollouts: int, batches: float, verl: Mapping[str, Any]) -> str:
-    """Returns text that says why VERL's queue would overflow in a step, or an empty text if the queue would not
-    overflow.
+    """Returns the reason why VERL's queue would overflow in a step, or an empty text if it would not overflow.
 
     Args:
         prompts: number of prompts per step.

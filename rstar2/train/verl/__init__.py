@@ -1,7 +1,8 @@
 """The only package of rstar2 that imports VERL or Ray. The package extends VERL 0.9.1 through hooks, and copies no code
 of VERL.
 
-- `plugin`: makes VERL train on a CPU. The variable VERL_USE_EXTERNAL_MODULES makes every VERL process load `plugin`.
+- `plugin`: makes VERL train on a CPU. Every VERL process loads it because of the environment variable
+  VERL_USE_EXTERNAL_MODULES.
 - `torch_kernels`: replaces flash-attn with PyTorch if `hardware.attention` is "torch". The module is loaded in the same
   way as `plugin`.
 - `cpu`: the platform, training engine and rollout backend for a CPU, and the engine's micro-batches.

@@ -1,9 +1,7 @@
-"""Reports what the trainer's first rank is doing: for example which micro-batch it computes, which tensor it sends, or
-that it saves a checkpoint.
+"""Reports what the trainer's first rank is doing, for example which micro-batch it computes or which tensor it sends.
 
 An update can take hours and prints nothing. Hooks around methods of VERL's FSDP engine therefore write what the engine
-is doing. The hooks are installed only in the process of rank 0, when this process joins its process group. VERL's own
-code does not change.
+is doing. The hooks are installed only in the process of rank 0, when this process joins its process group.
 """
 
 from __future__ import annotations
@@ -32,11 +30,12 @@ _PHASES = {
     "save_checkpoint": "saving a checkpoint",
     "load_checkpoint": LOADING_CHECKPOINT,
 }
-"""Methods of VERL's engine, each with the phase that begins when the method is called."""
+"""Dict from a method of VERL's engine to the phase that begins when the method is called."""
 
 
 def report_after(join: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function of VERL that joins a process group, so that the first rank reports its activity afterwards."""
+    """Wraps a function of VERL that joins a process group. After the wrapped function has run, the first rank reports
+    its activity."""
 
     @functools.wraps(join)
     def joined(*args: Any, **kwargs: Any) -> Any:

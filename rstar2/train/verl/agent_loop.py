@@ -40,28 +40,29 @@ from rstar2.train.verl.rollout_fields import recoverable_field, to_extra_fields
 
 @functools.cache
 def _judge(url: str, token: str | None, wait_s: float) -> JudgeClient:
-    """Returns the client of the judge that all rollouts of this process share. The client sends calls that are made at
-    the same time in one message."""
+    """Returns the client of the judge that all rollouts of this process share. The client batches concurrent calls into
+    one request."""
     return JudgeClient(url, token, wait_s)
 
 
 @functools.cache
 def _grader() -> GraderPool:
-    """Returns the pool of grader processes that all rollouts of this process share. The pool ends with the process."""
+    """Returns the pool of grader processes that all rollouts of this process share. The pool stops when the process
+    exits."""
     pool = GraderPool(workers=1)
     pool.__enter__()
     return pool
 
 
 END_S = 5.0
-"""At the end of training, all processes of the trainer are stopped within this many seconds."""
+"""Maximum number of seconds that it takes to stop all processes of the trainer at the end of training."""
 _ENGINE_ATTEMPTS = 3
-"""Maximum number of engines that are tried for one turn if engines die while they generate the turn."""
+"""Maximum number of attempts to generate one turn. If an engine dies, the next attempt uses another engine."""
 log = logging.getLogger(__name__)
 
 
 class GraderFault(Failure):
-    """The grader could not grade a finished rollout, because of an error of the grader itself.
+    """The grader could not grade a finished rollout, because of an error in the grader itself.
 
     Args:
         why: the text of the error.
@@ -90,7 +91,7 @@ class _ServerEngine:
         self._request_id = f"{group}{GROUP_ENDS}{uuid.uuid4().hex}"
         self.versions: dict[str, Any] = {}
         self.written_by: Counter[int] = Counter()
-        """For each step, the number of tokens in the turns that began with the weights of this step."""
+        """Dict from a step to the number of tokens in the turns that began with the weights of this step."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
@@ -144,8 +145,8 @@ class _ServerEngine:
 
 
 class _StopAfterLostCall:
-    """The tools that one rollout calls. After the judge has lost a call, every further call counts as lost without
-    being run.
+    """The tools that one rollout calls. After the judge has lost a call, all further calls are not run and count as
+    lost.
 
     A rollout with a lost call is not trained on. Waiting for an unreachable judge in every later turn of the rollout
     would therefore be useless.
@@ -207,7 +208,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     @contextmanager
     def _ends_training(self) -> Iterator[None]:
-        """A context in which an error ends training at once, because every further rollout would fail in the same
+        """Context manager in which an error ends training at once, because every further rollout would fail in the same
         way."""
         try:
             yield
@@ -236,8 +237,8 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
         Args:
             sampling_params: VERL's sampling parameters.
-            beginning: the turns that the recovery begins with.
-            replay: whether the calls of `beginning` run again first, because the tool keeps state.
+            beginning: the turns of the other rollout that the recovery starts from.
+            replay: whether to run the calls of `beginning` again first. This is necessary if the tool keeps state.
         """
         return await self._roll_out(sampling_params, kwargs, beginning, replay)
 
@@ -304,7 +305,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         Args:
             trace: the rollout, with its reward.
             engine: the engine that generated the rollout.
-            recovery: the result of a recovery, or None if the rollout began with the problem.
+            recovery: the result of a recovery, or None if the rollout is not a recovery.
             keep_state: whether the tools keep state from one call to the next.
             with_logprobs: whether VERL uses the log-probabilities.
         """
@@ -334,7 +335,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         purpose.
 
         Raises:
-            GraderFault: the grader failed for a reason that no answer can cause.
+            GraderFault: the grader failed, and the answer cannot be the reason.
             Failure: a user's reward function raised an error, which ends training.
         """
         verdict = await _grader().agrade(trace.gold, text_to_grade(trace, self._reward.name))
@@ -358,7 +359,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
 
 def _with_problem(trace: Trace, row: dict[str, Any]) -> Trace:
-    """Returns the trace with the problem, the gold answer and the step that VERL's row contains."""
+    """Returns a copy of the trace with the problem, the gold answer and the step from VERL's row."""
     about = row.get("extra_info") or {}
     return trace.model_copy(
         update={

@@ -2,14 +2,13 @@
 VERL's in four ways.
 
 - One agent loop serves all rollouts of a process. VERL uses Hydra to make an agent loop for every rollout. Making a
-  loop takes 5 to 8 ms, which is longer than the loop's own work takes. Our loop keeps no state from one rollout to the
-  next.
+  loop takes 5 to 8 ms, longer than the loop's own work. Our loop keeps no state from one rollout to the next.
 - A failed rollout leaves a tag in VERL's queue, so that `rstar2.train.verl.sampler` can count the rollout. With VERL's
   manager, a failed rollout leaves nothing in the queue.
 - A group can be rolled out in rounds (`rstar2.train.rounds`). VERL starts all rollouts of a group together, but with
-  our manager each rollout waits for its round. If the group is decided before its last round, VERL's calls for the
-  remaining rollouts return without a rollout. VERL regards a group as finished when the calls for all its rollouts have
-  returned.
+  our manager each rollout waits for its round. If the group is decided before its last round, the remaining rollouts
+  are not run, and VERL's calls for them return without a rollout. VERL regards a group as finished when the calls for
+  all its rollouts have returned.
 - Recoveries (`rstar2.train.recover`) run after all rollouts of a group have ended, but before VERL's call for the last
   rollout returns. Long rollouts therefore get as many recoveries as short rollouts.
 
@@ -53,12 +52,12 @@ from rstar2.train.verl.rollout_fields import (
 )
 
 REASON_CHARS = 200
-"""Maximum number of characters of an error's text in the record of a failed rollout."""
+"""Maximum length in characters of the error text in the record of a failed rollout."""
 log = logging.getLogger(__name__)
 
 
 class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """VERL's worker, with the changes that this module's docstring describes."""
+    """VERL's agent-loop worker, with the changes that this module's docstring describes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -169,8 +168,7 @@ class Groups:
         """The groups for which VERL has not yet started all rollouts."""
 
     async def run(self, row: Mapping[str, Any], roll_out: Callable[[], Awaitable[Rollout | None]]) -> None:
-        """Runs the rollout of a row when the rollout's round begins. If the group does not need the rollout, the
-        rollout is not run.
+        """Runs the rollout of a row when its round begins. If the group does not need the rollout, it is not run.
 
         Args:
             row: the row of VERL's batch.
@@ -199,7 +197,7 @@ class Groups:
 
 
 class Beginnings:
-    """Collects the failed calls after which recoveries may begin, for each group of one worker.
+    """Collects, for each group of one worker, the failed calls after which recoveries may begin.
 
     Args:
         settings: the table `sampler_kwargs` of the trainer config, see `rstar2.train.verl.sampler`.
@@ -218,16 +216,16 @@ class Beginnings:
         Args:
             row: the row of VERL's batch that the rollout belongs to.
             trace: the rollout.
-            replay: whether the calls before a recovery must run again, because the tool keeps state.
+            replay: whether the earlier calls must run again before a recovery. They must if the tool keeps state.
         """
         self._traces[str(row["uid"])].append((trace, replay))
 
     def ended(self, row: Mapping[str, Any]) -> list[tuple[Beginning, bool]]:
-        """Records that a rollout has ended, or that the rollout's group did not need the rollout.
+        """Records that a rollout has ended, or was not run because its group did not need it.
 
         Returns:
-            If the rollout was the last of its group, the beginnings that were drawn for recoveries, each with the value
-            of `replay` that was passed to `add`. If the rollout was not the last of its group, an empty list.
+            An empty list, unless the rollout was the last of its group. In this case, a list of pairs, one for each
+            drawn failed call: the turns that recoveries start from, and the value of `replay` that was passed to `add`.
         """
         if not self.settings.failures:
             return []

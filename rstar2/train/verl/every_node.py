@@ -1,5 +1,5 @@
-"""Runs torchrun on every node of a Ray cluster, for SFT on several nodes. The program ends when torchrun fails on one
-node.
+"""Runs torchrun on every node of a Ray cluster, for SFT on several nodes. The program ends as soon as torchrun fails on
+one node.
 
 `python -m rstar2.train.verl.every_node NODES GPUS NAMES -m torch.distributed.run …` adds the options of the rendezvous
 to torchrun's command line. NAMES are names of environment variables, separated by commas, that are copied to the nodes.
@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rstar2.processes import die_with, free_port
 
 PLACEMENT_S = 600.0
-"""Maximum number of seconds to wait until the cluster has free GPUs."""
+"""Maximum number of seconds to wait for free GPUs in the cluster."""
 REGISTER_TIMEOUT = "RAY_worker_register_timeout_seconds"
 """Ray's environment variable for the number of seconds that a process may take to start. The variable's value comes
 from `hardware.worker_start_s`. An actor of this module may take one minute longer than this number of seconds to

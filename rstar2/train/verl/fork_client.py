@@ -3,7 +3,7 @@
 If there is no server, the client runs the command in a new interpreter.
 
 The client is started in place of the Python executable of the trainer and of each of Ray's workers. The client forwards
-signals to the forked process, and ends with the exit code of the forked process. The client is started by its path, as
+signals to the forked process, and exits with the exit code of the forked process. The client is started by its path, as
 `python -I -S fork_client.py …`, and imports very little, so that it starts fast.
 """
 
@@ -19,14 +19,14 @@ from types import FrameType
 SOCKET_VARIABLE = "RSTAR2_FORK_SERVER"
 """The environment variable that contains the name of the server's socket in the abstract namespace."""
 PARENT_POLL_S = 1.0
-"""Seconds between two checks that the client's parent still lives."""
+"""Seconds between two checks whether the client's parent process is still running."""
 ANSWER_S = 300.0
-"""The client waits at most this many seconds for the server's response. The waiting time includes the server's own
-imports. If the server is slower, a new interpreter runs the command."""
+"""Timeout in seconds for the server's response. The waiting time includes the server's own imports. If the server is
+slower, a new interpreter runs the command."""
 
 
 def main() -> None:
-    """Runs the command that the arguments of this process name. The function never returns."""
+    """Runs the command that this process got as its arguments. The function never returns."""
     arguments = sys.argv[1:]
     request = {"argv": arguments, "env": dict(os.environ), "cwd": os.getcwd(), "umask": _umask()}
     may_begin, begin = os.pipe()
@@ -76,7 +76,7 @@ def _wait(server: socket.socket, child: int) -> int:
     """Waits for the forked child, and returns the child's wait status.
 
     If the parent of this process ends, this process ends too, and the server then kills the child. Without the fork
-    server, the child itself would end with the parent of this process.
+    server, the command itself would end when the parent of this process ends.
     """
     parent = os.getppid()
     while True:

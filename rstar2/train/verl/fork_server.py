@@ -10,8 +10,8 @@ client. If the server is missing or does not respond, the commands of the traine
 
     python -m rstar2.train.verl.fork_server LISTENER LOG
 
-LISTENER is the descriptor of a listening socket. The server does not use LOG. LOG only shows, in a list of processes,
-to which run the server belongs.
+LISTENER is the descriptor of a listening socket. The server does not use LOG. In a list of processes, LOG shows which
+run the server belongs to.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ FIXED_AT_IMPORT = {
     # pyarrow's usual allocator starts a thread, and threads do not survive a fork.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
-"""Environment variables that libraries read when they are imported, so that a change of the variables in a forked
-process would have no effect.
+"""Environment variables that libraries read when they are imported. Changing them in a forked process would have no
+effect.
 
 In addition to these variables, RAY_RAYLET_PID is set to the process id of the fork server. A worker of Ray ends when
 the process with the id in RAY_RAYLET_PID ends. A forked worker therefore ends with the fork server, and `fork_client`
 ends with Ray's raylet.
 """
 REQUEST_S = 10.0
-"""Maximum number of seconds for which the server waits for the next part of a client's request."""
+"""Timeout in seconds for each part of a client's request."""
 
 
 @dataclass
@@ -89,8 +89,8 @@ class Job:
     cwd: str
     umask: int
     descriptors: list[int]
-    """The descriptors of the standard input, output and error, and of a pipe. When a byte arrives in the pipe, the job
-    may begin."""
+    """Four file descriptors: standard input, output and error, and a pipe. When a byte arrives in the pipe, the job may
+    begin."""
 
 
 class ForkServer:
@@ -101,7 +101,8 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._children: dict[int, _Child] = {}
-        """Each child, by two descriptors: the child's pidfd, and the connection to the child's client."""
+        """Dict from file descriptor to child. Each child has two descriptors: its pidfd, and the connection to its
+        client."""
 
     def serve(self) -> Job:
         """Forks a child for every request. `serve` returns only in a child, with the child's job."""
@@ -161,7 +162,7 @@ class ForkServer:
         os.close(child.pidfd)
 
     def _close_server_descriptors(self) -> None:
-        """Closes, in a child, the descriptors that belong to the server."""
+        """Closes the server's descriptors. Called in a child."""
         self._selector.close()
         self._listener.close()
         for child in {id(child): child for child in self._children.values()}.values():
@@ -179,8 +180,8 @@ def _check_user(connection: socket.socket) -> None:
 
 
 def _receive(connection: socket.socket) -> Job:
-    """Receives a request. First come eight bytes with the length of the JSON, together with four descriptors. The JSON
-    follows.
+    """Receives a request. A request begins with eight bytes, which are the length of the JSON and come with four file
+    descriptors. The JSON follows.
 
     Raises:
         OSError: the client closed the connection, or sent nothing for `REQUEST_S` seconds.

@@ -1,4 +1,4 @@
-"""Measures the policy on held-out problems. Only the rollouts that have a verdict count.
+"""Measures the policy on held-out problems, over the rollouts that have a verdict.
 
 VERL would count a rollout as wrong if it failed or lost a tool call. `rstar2.train.verl.sampler` removes failed
 rollouts and rollouts that lost a tool call before VERL calculates its metrics, and counts the removed rollouts in
@@ -20,7 +20,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from rstar2.train.records.raw_metrics import FailedRollout, failure_text
 
 _VAL_PREFIX = "val-"
-"""The names of VERL's metrics on held-out problems begin with this text."""
+"""The prefix of the names of VERL's metrics on held-out problems."""
 log = logging.getLogger(__name__)
 
 
@@ -30,11 +30,12 @@ class NoVerdictsError(Exception):
 
 @dataclass
 class HeldOut:
-    """Counts the rollouts of one measurement on held-out problems, and collects why rollouts have no verdict."""
+    """Counts the rollouts of one measurement on held-out problems, and collects the reasons why rollouts have no
+    verdict."""
 
     rollouts: int = 0
     lost: list[str] = field(default_factory=list)
-    """For each rollout that lost a tool call, the reason why the call was lost."""
+    """The reason why the call was lost, for each rollout that lost a tool call."""
     failed: list[FailedRollout] = field(default_factory=list)
     undecided: int = 0
     """Number of rollouts whose answer the grader could not decide. Rollouts with an undecided answer count as not
@@ -57,10 +58,8 @@ class HeldOut:
         self.undecided += undecided
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics `rstar2/held_out_…`: counts of rollouts, and the share of undecided answers.
-
-        The share is the number of undecided answers, divided by the number of rollouts with a verdict.
-        """
+        """Returns the metrics `rstar2/held_out_…`: counts of rollouts, and the share of undecided answers among the
+        rollouts with a verdict."""
         with_verdict = self.rollouts - len(self.lost) - len(self.failed)
         return {
             "rstar2/held_out_undecided": self.undecided / with_verdict if with_verdict else 0.0,
@@ -70,8 +69,8 @@ class HeldOut:
         }
 
     def fault(self, step: int, max_lost_share: float, max_failed_share: float) -> str:
-        """Returns text that says why the step has no measurement on held-out problems, or an empty text if the step has
-        a measurement."""
+        """Returns the reason why the step has no measurement on held-out problems, or an empty text if it has a
+        measurement."""
         faults = []
         if len(self.lost) > max_lost_share * self.rollouts:
             causes = "; ".join(f"{count} x {why}" for why, count in Counter(self.lost).most_common(3))
@@ -96,11 +95,11 @@ def with_accuracy(
     verdicts: Sequence[float],
     samples: int,
 ) -> dict[str, Any]:
-    """Replaces the accuracies in VERL's metrics by one accuracy per source.
+    """Replaces the accuracies in VERL's metrics with one accuracy per source.
 
-    The share of correct rollouts is calculated for each problem. The accuracy of a source is the mean of the shares of
-    correct rollouts over the source's problems. VERL itself groups the problems by their number of rollouts with a
-    verdict, and calculates one accuracy per group of problems.
+    For each problem, the share of correct rollouts is calculated. The accuracy of a source is the mean of these shares
+    over the source's problems. VERL itself groups the problems by their number of rollouts with a verdict, and
+    calculates one accuracy per group of problems.
 
     Args:
         metrics: the metrics on held-out problems that VERL has computed.
@@ -147,7 +146,7 @@ def _val_metrics_update(
     sample_turns: list[int],
     expected_acc_counts: dict[tuple[str, str], int] | None = None,
 ) -> dict[str, Any]:
-    """Replaces VERL's `_val_metrics_update`, so that missing rollouts do not count as wrong.
+    """Replaces VERL's `_val_metrics_update`, so that missing rollouts are not counted as wrong.
 
     The replacement ignores `expected_acc_counts`, from which VERL learns how many rollouts are missing.
     """

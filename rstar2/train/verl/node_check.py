@@ -24,8 +24,8 @@ PACKAGES = ("rstar2", "verl", "torch", "vllm", "transformers", "ray", "flash-att
 ALL_GPUS = dict.fromkeys(
     (f"RAY_EXPERIMENTAL_NOSET_{name}_VISIBLE_DEVICES" for name in ("CUDA", "HIP", "ROCR")), "1"
 )
-"""Environment variables with which a Ray task that requests no GPU sees all GPUs of its node. Without the variables,
-Ray hides the GPUs from a task that requests no GPU."""
+"""Environment variables that let a Ray task see all GPUs of its node, even if the task requests no GPU. By default, Ray
+hides the GPUs from such a task."""
 
 
 def examine(
@@ -43,7 +43,7 @@ def examine(
 
     Args:
         name: the node's name.
-        marker: a file in the run's folder, which contains the file's own name; None if the folder is not checked.
+        marker: the path of a file in the run's folder whose content is its own name; None if the folder is not checked.
         judge: URL and token of the judge; None if the judge is not checked.
         gpus: number of GPUs that must work.
         try_gpus: a program that prints a word for each GPU that works.
@@ -51,7 +51,7 @@ def examine(
 
     Returns:
         A report with the keys `node`, `versions` (of packages), `sources` (a digest of rstar2's code), `faults`
-        (messages about permanent faults) and `away` (messages about faults that may go away).
+        (messages about permanent faults) and `away` (messages about temporary faults).
     """
     sources = _digest_of_rstar2()
     faults = [
@@ -89,7 +89,8 @@ def _version(package: str) -> str | None:
 
 
 def _digest_of_rstar2() -> str | None:
-    """Returns SHA-256 of rstar2's Python files and their names, or None if rstar2 cannot be imported."""
+    """Returns the SHA-256 digest of the names and contents of rstar2's Python files, or None if rstar2 cannot be
+    imported."""
     spec = importlib.util.find_spec("rstar2")
     if spec is None or spec.origin is None:
         return None
@@ -101,7 +102,7 @@ def _digest_of_rstar2() -> str | None:
 
 
 def _folder_fault(marker: Path) -> str:
-    """Returns why the run's folder cannot be read and written, or "" if it can."""
+    """Returns the reason why the run's folder cannot be read or written, or "" if it can be read and written."""
     try:
         if marker.read_text(encoding="utf-8") != marker.name:
             raise OSError("another file is there")
@@ -113,7 +114,8 @@ def _folder_fault(marker: Path) -> str:
 
 
 def _gpu_fault(gpus: int, try_gpus: str, gpus_s: float) -> str:
-    """Returns why fewer than `gpus` GPUs work, or "" if at least `gpus` GPUs work. For the arguments, see `examine`."""
+    """Returns the reason why fewer than `gpus` GPUs work, or "" if at least `gpus` work. For the arguments, see
+    `examine`."""
     try:
         completed = subprocess.run(
             [sys.executable, "-c", try_gpus], capture_output=True, text=True, timeout=gpus_s, check=False
@@ -121,12 +123,12 @@ def _gpu_fault(gpus: int, try_gpus: str, gpus_s: float) -> str:
         usable, lines = len(completed.stdout.split()), completed.stderr.split("\n")
         why = next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
     except subprocess.TimeoutExpired as error:
-        usable, why = len((error.stdout or b"").split()), f"they did not finish within {gpus_s:.0f} s"
+        usable, why = len((error.stdout or b"").split()), f"the GPU test did not finish within {gpus_s:.0f} s"
     if usable >= gpus:
         return ""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     limited = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
-    fault = f"has {gpus} GPUs by Ray, but PyTorch can use {usable} of them{limited}"
+    fault = f"has {gpus} GPUs according to Ray, but PyTorch can use {usable} of them{limited}"
     return f"{fault}: {why}" if why else fault
 
 
@@ -135,7 +137,7 @@ def examine_all(request: dict[str, Any]) -> list[dict[str, Any]]:
 
     Args:
         request: has the keys `address`, `marker`, `judge`, `try_gpus`, `gpus_s`, and `limit_s`. `limit_s` is the
-            maximum number of seconds until all reports have arrived.
+            timeout in seconds for all reports together.
     """
     ray.init(address=request["address"], log_to_driver=False, logging_level="error")
     try:

@@ -23,8 +23,8 @@ from verl.trainer.ppo.core_algos import (
 from rstar2.train.algorithms import EQUAL_PROBLEMS, GMPO, GPG, MAXRL, PASS_K, REGISTERED
 
 PADDING = "pad"
-"""VERL fills up a batch with empty rollouts. The problem id of an empty rollout begins with this text. All other
-problem ids are UUIDs."""
+"""Prefix of the problem id of an empty rollout. VERL fills up a batch with empty rollouts. All other problem ids are
+UUIDs."""
 
 
 @register_adv_est(EQUAL_PROBLEMS)  # type: ignore[untyped-decorator]
@@ -40,15 +40,15 @@ def equal_problems(
     VERL's loss is a mean over all tokens of a step, so a problem whose rollouts have more tokens has more weight. In
     this function, each advantage is multiplied by the mean number of tokens per problem, and divided by the number of
     tokens of its own problem. With the weighted advantages, the loss is first averaged over the tokens of each problem,
-    and then over the problems. Apart from the weighting, the loss stays the same, because the clipped loss is
-    proportional to the advantage.
+    and then over the problems. Nothing else in the loss changes, because the clipped loss is proportional to the
+    advantage.
 
     Args:
         token_level_rewards: rewards of shape (rollouts, tokens).
         response_mask: 1 for each token that the model wrote; shape (rollouts, tokens).
-        index: the problem of each rollout. A problem without tokens, such as the problem of an empty rollout, does not
-            count in the mean number of tokens per problem.
-        config: VERL's settings of the algorithm (VERL's table `algorithm`).
+        index: the problem of each rollout. The mean number of tokens per problem does not include problems without
+            tokens, such as those of empty rollouts.
+        config: the table `algorithm` of VERL's config.
 
     Returns:
         The advantages, and the same tensor again as VERL's "returns". The advantages and the "returns" have the shape
@@ -73,12 +73,11 @@ def maxrl(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes the advantages of maximum-likelihood reinforcement learning (MaxRL): (reward − mean) / mean.
 
-    The mean is the mean reward of the rollout's group. With MaxRL's advantages, the policy gradient estimates the
-    gradient of log(pass rate), whose series is truncated after N − 1 terms for a group of N rollouts. Source: arXiv
-    2602.02710, theorem 1, with the control variate of algorithm 1.
+    The mean is the mean reward of the rollout's group. With these advantages, the policy gradient estimates the
+    gradient of a truncated series of log(pass rate). For a group of N rollouts, the series has N − 1 terms. Source:
+    arXiv 2602.02710, theorem 1, with the control variate of algorithm 1.
 
-    If the mean is 0 or below, all advantages of the group are 0, because the formula has no meaning for a mean of 0 or
-    below.
+    If the mean is 0 or negative, all advantages of the group are 0, because the formula is then meaningless.
 
     Args:
         token_level_rewards: rewards of shape (rollouts, tokens).
@@ -99,8 +98,8 @@ def maxrl(
 
 
 def _of_real_rollouts(name: str) -> None:
-    """Registers an estimator that applies VERL's estimator only to real rollouts, and leaves out the empty rollouts
-    that fill up a batch.
+    """Registers an advantage estimator that applies VERL's estimator only to real rollouts. It leaves out the empty
+    rollouts that fill up a batch.
 
     VERL's `gpg` scales the advantages by the number of all rollouts, including empty rollouts. VERL's `grpo_passk`
     raises an error if a batch has one empty rollout, because the group of an empty rollout has only one member.

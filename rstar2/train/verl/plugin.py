@@ -1,4 +1,4 @@
-"""Makes VERL work with `trainer.device=cpu`, and with `rollout.name` `rstar2_cpu` or `vllm`.
+"""Makes VERL work with `trainer.device=cpu` and with `rollout.name=rstar2_cpu` or `rollout.name=vllm`.
 
 Every VERL process imports this module. The module has an effect only if VERL_PLATFORM is cpu, which the CPU profile
 sets.

@@ -1,8 +1,8 @@
 """Makes VERL's data loader use the problems that a curriculum chooses.
 
-VERL 0.9.1 has no hook for the data loader's sampler. As soon as this module is imported, it therefore replaces the
-function that creates the sampler. If VERL's table `data` has no key `PROBLEM_SAMPLER`, VERL's own sampler is used. The
-curriculum `uniform` uses VERL's own sampler.
+VERL 0.9.1 has no hook for the data loader's sampler. When this module is imported, it therefore replaces the function
+that creates the sampler. If VERL's table `data` has no key `PROBLEM_SAMPLER`, as with the curriculum `uniform`, VERL's
+own sampler is used.
 
 The outcomes of problems come from `STAGE/outcomes.jsonl`. `rstar2.train.verl.sampler` appends the outcomes of a step to
 `outcomes.jsonl` before VERL fetches the problems of the next step. The data loader has no processes that fetch problems
@@ -27,10 +27,10 @@ from rstar2.train.records.outcome_log import OutcomeReader
 
 
 class ProblemSampler(Sampler[int]):  # type: ignore[misc]
-    """An endless iterator over the indices of problems, which it chooses by the problems' outcomes so far.
+    """An endless iterator that yields the indices of problems. It chooses problems by their outcomes so far.
 
     The sampler chooses the problems of a whole step at a time. When there are new outcomes, the sampler drops the
-    problems that it has chosen but not yet returned. Chosen problems remain, for example, if only a few problems were
+    problems that it has chosen but not yet returned. For example, such problems remain if only a few problems were
     needed to replace dropped groups.
 
     Args:
@@ -56,8 +56,8 @@ class ProblemSampler(Sampler[int]):  # type: ignore[misc]
         self._chosen: list[int] = []
         """Indices of the problems that the sampler will return next."""
         self._under_way: list[int] = []
-        """Indices of the problems that were returned and have no outcome yet. The problem that was returned first comes
-        first."""
+        """Indices of the problems that were returned and have no outcome yet, in the order in which they were
+        returned."""
 
     def __len__(self) -> int:
         return len(self._ids)

@@ -1,10 +1,10 @@
-"""Makes VERL's workers meet at a port that the kernel does not assign to other connections.
+"""Makes VERL's workers use a rendezvous port that the kernel does not assign to other connections.
 
 VERL 0.9.1 picks a free port, and a worker listens on this port only some seconds later. On a busy machine, the kernel
-sometimes assigned the port to another connection before the worker listened on it, and training failed at its start.
-VERL's worker groups also accept a range of ports, which VERL's trainers do not set. When this module is imported, it
-sets the range of ports. The range is determined on the trainer's machine, but the port is used on the node of the first
-worker.
+sometimes assigned the port to another connection before the worker listened on it, and training failed immediately.
+VERL's worker groups also accept a range of ports, which VERL's trainers do not set. Importing this module makes the
+worker groups use a range of ports. The range is determined on the trainer's machine, but the port is used on the node
+of the first worker.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from rstar2.processes import unassigned_ports
 
 
 def _with_ports(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `RayWorkerGroup.__init__`, so that VERL begins its search at a random port, and takes the first free port
-    from the random port on."""
+    """Wraps `RayWorkerGroup.__init__`, so that VERL searches for a free port from a random port upwards."""
 
     @functools.wraps(original)
     def init(group: RayWorkerGroup, *args: Any, **kwargs: Any) -> None:

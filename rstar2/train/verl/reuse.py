@@ -1,5 +1,4 @@
-"""Reuses rollouts that finished before the trainer was started again, and saves the rollouts that finish after the
-start.
+"""Reuses rollouts that finished before the trainer was started again, and saves new rollouts when they finish.
 
 Each of VERL's agent-loop workers runs its rollouts through a `RolloutReuse`. `rstar2.train.records.finished_rollouts`
 writes the files, and has the rule that decides which rollouts may be reused.
@@ -31,11 +30,10 @@ _on_begin: ContextVar[Callable[[], None]] = ContextVar("on_begin")
 
 
 class ProblemMarker:
-    """Adds to each row of a batch two values on which all workers must agree.
+    """Adds two values to each row of a batch. All workers must have the same values, so only one process adds them.
 
     The first value is the number of times that the step has used the problem before, because a step may use a problem
-    twice. The second value is the folder for the step's rollouts. Only one process marks batches, so that all workers
-    get the same two values.
+    twice. The second value is the folder for the step's rollouts.
     """
 
     def __init__(self, config: Any) -> None:
@@ -66,8 +64,8 @@ class RolloutReuse:
     again.
 
     Args:
-        client: VERL's client of the engines. If the client reports when a rollout gets an engine, the rollout counts as
-            begun when it gets the engine.
+        client: VERL's client of the engines. A rollout counts as begun when it gets an engine. If the client does not
+            report this, the rollout counts as begun when it is requested.
     """
 
     def __init__(self, client: Any) -> None:
@@ -86,7 +84,7 @@ class RolloutReuse:
         """Returns the saved rollout of a row, or runs a new rollout and saves it.
 
         Args:
-            rollout: called to run a new rollout.
+            rollout: the function that runs a new rollout.
             sampling: VERL's sampling parameters.
             row: the row of VERL's batch.
         """

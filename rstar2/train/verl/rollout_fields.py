@@ -1,12 +1,12 @@
-"""The form in which rollouts are passed through VERL's queue, from the agent loop to the sampler.
+"""The format in which the agent loop passes rollouts to the sampler, through VERL's queue.
 
 The data of a finished rollout is in VERL's `extra_fields`. A failed rollout has no fields, only a tag with the cause. A
 group that is rolled out in rounds has one more key in the queue, whose tag has the group's result. A group with
 recoveries (`rstar2.train.recover`) has one more key in the queue, whose tag has the number of recoveries.
 
-The recoveries from a failed call form a group of their own. If the problem's group has the name PROBLEM, the group of
-the recoveries from failed call N has the name `PROBLEM_afterN`. For VERL, the part of a key before the first underscore
-is the name of the prompt. VERL compares rewards only among rollouts whose group has the same full name.
+The recoveries from a failed call form a separate group. If the problem's group has the name PROBLEM, the group of the
+recoveries from failed call N has the name `PROBLEM_afterN`. For VERL, the part of a key before the first underscore is
+the name of the prompt. VERL compares rewards only among rollouts whose group has the same full name.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def to_extra_fields(
     Args:
         trace: the rollout, with its reward.
         with_trace: whether the fields contain the whole trace.
-        written_by: for each step, the number of tokens in the turns that began with the weights of this step.
-        recovery: the result of a recovery, or None if the rollout began with the problem.
+        written_by: dict from a step to the number of tokens in the turns that began with the weights of this step.
+        recovery: the result of a recovery, or None if the rollout is not a recovery.
     """
     # Every rollout has all keys, because VERL's queue stacks them.
     return {
@@ -58,7 +58,7 @@ def to_extra_fields(
 
 
 def to_saved(extra_fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the extra fields of a finished rollout as JSON values."""
+    """Converts the extra fields of a finished rollout to JSON values."""
     return {**extra_fields, _WRITTEN_BY: list(extra_fields[_WRITTEN_BY].items())}
 
 
@@ -79,7 +79,8 @@ def rollout_of(extra_fields: Any) -> Rollout:
 
 
 def written_by(extra_fields: Any) -> dict[int, int]:
-    """Returns, for each step, the number of the rollout's tokens in turns that began with the weights of this step."""
+    """Returns a dict from a step to the number of tokens in the rollout's turns that began with the weights of this
+    step."""
     tokens: dict[int, int] = getattr(extra_fields, "data", extra_fields)[_WRITTEN_BY]
     return tokens
 
@@ -96,7 +97,7 @@ def failed_tag(failed: FailedRollout) -> dict[str, Any]:
 
 
 def failure_of(tag: Mapping[str, Any]) -> FailedRollout | None:
-    """Returns the cause from the tag of a failed rollout, or None for any other tag."""
+    """Returns the cause of failure from the tag of a failed rollout, or None for any other tag."""
     return FailedRollout(**tag[_FAILED]) if _FAILED in tag else None
 
 
@@ -116,13 +117,13 @@ def rounds_of(tag: Mapping[str, Any]) -> RoundsOfGroup | None:
 
 
 def recoverable_field(trace: Trace, replay: bool) -> dict[str, Any]:
-    """Returns an extra field with a whole rollout. Recoveries may begin after the rollout's failed calls.
+    """Returns an extra field with a whole rollout. Recoveries may start after its failed calls.
 
     The worker removes the extra field before the rollout goes to VERL's queue.
 
     Args:
         trace: the rollout.
-        replay: whether the calls before a recovery must run again, because the tool keeps state.
+        replay: whether the earlier calls must run again before a recovery. They must if the tool keeps state.
     """
     return {_RECOVERABLE: {"trace": trace.model_dump_json(), "replay": replay}}
 

@@ -2,9 +2,9 @@
 on.
 
 Rollouts without a verdict are left out first: rollouts that failed, and rollouts with a tool call that the judge lost.
-If too many rollouts have no verdict, all rollouts of the step are discarded. After a step's rollouts are discarded,
-training waits: until the judge answers if the judge lost too many calls, and for some seconds if too many rollouts
-failed. After the wait, the step is rolled out again.
+If too many rollouts have no verdict, all rollouts of the step are discarded, and the step is rolled out again after a
+wait. If the judge lost too many calls, training waits until the judge answers. If too many rollouts failed, training
+waits for some seconds.
 """
 
 from __future__ import annotations
@@ -68,21 +68,20 @@ POLL_S = 0.1
 """Seconds between two polls of VERL's queue. For a small model, VERL's default of 2 seconds would be most of a step's
 time."""
 POLL_SHARE = 0.05
-"""Polling takes at most this share of the time. A poll lists every rollout, so a poll takes longer if there are more
+"""Maximum share of the time that polling takes. A poll lists every rollout, so it takes longer if there are more
 rollouts."""
 LONGEST_POLL_S = 10.0
 JUDGE_POLL_S = 5.0
 EMPTY_STEPS = 10
-"""Training ends if a step has been rolled out this many times and none of its rollouts could be trained on."""
+"""Training ends after this many attempts to roll out a step if none of its rollouts could be trained on."""
 FAILED_STEPS = 3
-"""Training ends if a step has been rolled out this many times and too many of its rollouts failed every time. Starting
+"""Training ends after this many attempts to roll out a step if too many of its rollouts failed every time. Starting
 training again, with new engines, helps more than another attempt."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 30.0, 300.0
-"""Number of seconds to wait before a step is rolled out again because too many rollouts failed. The first number is for
-the first wait, and the second number is the maximum."""
+"""The first and the longest wait, in seconds, before a step is rolled out again because too many rollouts failed."""
 _EVICTION_REASONS = ("off_policy", "rollout_failure")
-"""The reasons for which VERL leaves a group out. VERL has one metric per reason, which is missing if no group was left
-out for this reason."""
+"""The reasons for which VERL leaves a group out. VERL has one metric per reason. The metric is missing if no group was
+left out for this reason."""
 log = logging.getLogger(__name__)
 
 
@@ -149,13 +148,13 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         self._refill_limit = int(float(options["refill_batches"]) * options["prompts"])
         """Maximum number of dropped groups that are replaced in a step."""
         self._replaced: dict[str, list[Any]] = {}
-        """For the key of each replaced group, the extra fields of the group's finished rollouts."""
+        """Dict from the key of each replaced group to the extra fields of the group's finished rollouts."""
         self._replaced_failed: list[FailedRollout] = []
         """The failed rollouts of all replaced groups."""
         self._replaced_rounds: dict[str, RoundsOfGroup] = {}
-        """For the key of each replaced group that was rolled out in rounds, the group's result."""
+        """Dict from the key of each replaced group to the group's result, if the group was rolled out in rounds."""
         self._replaced_recoveries: dict[str, _Recoveries] = {}
-        """For the key of each replaced group, the group's recoveries."""
+        """Dict from the key of each replaced group to the group's recoveries."""
         self._accepted: set[str] = set()
         """Finished groups that will not be replaced."""
         self._outcomes = OutcomeRecorder(
@@ -181,11 +180,10 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
 
         Raises:
             JudgeError: too many rollouts lost a call. Either the judge did not answer for longer than the recipe's
-                `judge.stop_after_s`, or the judge answered, but too many rollouts of the step lost a call `EMPTY_STEPS`
-                times.
-            Failure: the step was rolled out `FAILED_STEPS` times and too many rollouts failed, or it was rolled out
-                `EMPTY_STEPS` times and no rollout could be trained on, or a signal to stop arrived before the step was
-                rolled out again.
+                `judge.stop_after_s`, or the judge answered, but in `EMPTY_STEPS` attempts too many rollouts of the step
+                lost a call.
+            Failure: too many rollouts failed in `FAILED_STEPS` attempts, no rollout could be trained on in
+                `EMPTY_STEPS` attempts, or a signal to stop arrived before the step was rolled out again.
         """
         self._step, self._fault = global_steps, ""
         paused_s, lost, failed, empty, discarded = 0.0, 0, 0, 0, 0
@@ -310,8 +308,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             log.warning("step %d: left out before selection: %s", self._step, self._failed_text())
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
-        """Saves the rollouts of groups that VERL removes before a step takes them, so that the outcomes of problems
-        include these rollouts."""
+        """Remembers the rollouts of groups that VERL removes before a step takes them, so that the outcomes of problems
+        include them."""
         others = uids - self._replaced.keys()
         keys = [
             key
@@ -328,7 +326,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     def _started_rollouts(
         self, partition_id: str, problems: list[str], in_rounds: Mapping[str, RoundsOfGroup]
     ) -> int:
-        """Counts the rollouts that were started for the groups `problems`. Recoveries are not counted."""
+        """Returns the number of rollouts that were started for the groups `problems`, without recoveries."""
         full = self._per_problem[partition_id]
         return sum(in_rounds[each].made if each in in_rounds else full for each in problems)
 
@@ -404,7 +402,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return batch
 
     def fault(self, text: str, discarded: bool = False) -> None:
-        """Writes a warning to the log, and to the file whose warnings are shown in the user's terminal."""
+        """Writes a warning to the log and to the progress file. The user's terminal shows warnings from the progress
+        file."""
         self._fault = text
         log.warning("%s", text)
         self._progress.write(
@@ -420,11 +419,13 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             self._progress.write(
                 RolloutProgress(self._step, 0, self._rollouts_per_step, discarded=True, fault=self._fault)
             )
-            raise Failure(f"step {self._step} is not rolled out again, because training was asked to end")
+            raise Failure(
+                f"step {self._step} is not rolled out again, because a signal asked training to stop"
+            )
 
     def held_out_fault(self) -> str:
-        """Returns text that says why the current measurement on held-out problems is not valid, or an empty text if the
-        measurement is valid."""
+        """Returns the reason why the current measurement on held-out problems is not valid, or an empty text if it is
+        valid."""
         return self.held_out.fault(self._step, self._judge.max_lost_share, self._max_failed_share)
 
     def _sync_metadata_from_transfer_queue(self) -> None:
@@ -443,14 +444,14 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         recoveries = sum(recoveries_of(tag) or 0 for tag in tags)
         failed = [failure for tag in tags if (failure := failure_of(tag))]
         if failed and not self._fault:
-            self._fault = f"step {self._step}: rollouts fail, and are left out: {failure_text(failed[:1])}"
+            self._fault = f"step {self._step}: rollouts failed and are left out: {failure_text(failed[:1])}"
         # Refills add rollouts to these. The number of held-out rollouts is not known here.
         total = 0 if partition_id == "val" else max(finished, self._rollouts_per_step + recoveries)
         return RolloutProgress(self._step, finished, total, failed=len(failed), fault=self._fault)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        """Returns the finished groups that are replaced because they give no gradient. At most as many groups as
-        `refill_batches` allows are replaced."""
+        """Returns the finished groups that are replaced because they give no gradient. `refill_batches` limits their
+        number."""
         if partition_id == "val" or not self._refill_limit:
             return set(), Counter()
         undecided = self.finished_keys[partition_id] - self._accepted
@@ -489,7 +490,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return dropped, Counter()
 
     def _choose(self, rollouts: list[Rollout], whole: RoundsOfGroup | None = None) -> list[int]:
-        """Returns the indices of the rollouts of a problem that are trained on. An error in a user's selection ends
+        """Returns the indices of those rollouts of a problem that are trained on. An error in a user's selection ends
         training.
 
         Args:
@@ -530,23 +531,22 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return sorted(trained or spare)
 
     def _off_policy(self, trained: list[dict[int, int]]) -> float:
-        """Returns the share of the trained tokens that are in turns that began with older weights than the weights of
-        the step.
+        """Returns the share of the trained tokens in turns that began with weights older than the step's weights.
 
         The weights of step n are the weights that step n - 1 produced. All tokens of a turn count, even if an update
         interrupted the turn and newer weights continued it.
 
         Args:
-            trained: for each rollout and each step, the number of tokens in turns that began with the weights of this
-                step.
+            trained: one dict per rollout, from a step to the number of tokens in turns that began with the weights of
+                this step.
         """
         total = sum(sum(tokens.values()) for tokens in trained)
         older = sum(count for tokens in trained for step, count in tokens.items() if step < self._step - 1)
         return older / total if total else 0.0
 
     def _nothing_to_train_on(self, times: int) -> None:
-        """Logs why a step is rolled out again. Raises Failure if the step has had no rollouts to train on `EMPTY_STEPS`
-        times in a row."""
+        """Logs why a step is rolled out again. Raises Failure instead after `EMPTY_STEPS` attempts that gave no
+        rollouts to train on."""
         why = (
             f"step {self._step}: no problem has two rollouts left (select = {self._selection.name}, "
             f"{self._lost_text()}, {self._failed_text()})"
@@ -559,8 +559,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         log.warning("%s. The step is rolled out again", why)
 
     def _await_judge(self, limit_s: float) -> float:
-        """Waits until the judge answers, and returns the number of seconds that the wait took. Raises JudgeError if the
-        judge does not answer within `limit_s` seconds."""
+        """Waits until the judge answers, and returns the waiting time in seconds. Raises JudgeError if the judge does
+        not answer within `limit_s` seconds."""
         why = f"step {self._step}: {self._lost_text()}"
         [settings] = json.loads(self._agent_loop.read_text())
         self.fault(f"{why}, so training waits for the judge at {settings['judge_url']}", discarded=True)
@@ -589,25 +589,25 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
                     left_s = begun_at + limit_s - time.monotonic()
                     if left_s <= 0:
                         raise JudgeError(
-                            f"{why}, and the judge was away for {self._judge.stop_after_s:g} s. The last checkpoint is "
-                            "kept",
+                            f"{why}, and the judge did not answer for {self._judge.stop_after_s:g} s. The last "
+                            "checkpoint is kept",
                             "Start the judge again, then run the same command.",
                         ) from error
                     time.sleep(min(JUDGE_POLL_S, left_s))
 
     def _lost_again(self, times: int) -> None:
-        """Raises JudgeError if the judge has answered but lost too many calls of the same step for the `EMPTY_STEPS`th
-        time."""
+        """Raises JudgeError after `EMPTY_STEPS` attempts at a step in which the judge answered but lost too many
+        calls."""
         if times == EMPTY_STEPS:
             raise JudgeError(
                 f"step {self._step}: {self._lost_text()}, {times} times in a row although the judge answers. The last "
                 "checkpoint is kept",
-                "Find out in the judge's log why it loses programs, then run the same command.",
+                "Find out from the judge's log why calls are lost, then run the same command.",
             )
 
     def _failed_again(self, times: int) -> None:
-        """Waits before a step is rolled out again. Raises Failure if too many rollouts of the step have failed for the
-        `FAILED_STEPS`th time."""
+        """Waits before a step is rolled out again. Raises Failure instead after `FAILED_STEPS` attempts in which too
+        many rollouts failed."""
         limit = f"more than rollout.max_failed_share = {self._max_failed_share:g} of {self._rollout_count}"
         why = f"step {self._step}: {self._failed_text()}, {limit}"
         if times == FAILED_STEPS:
@@ -623,8 +623,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         time.sleep(wait_s)
 
     def _failed_text(self) -> str:
-        """Returns text for a message: the number of failed rollouts, the most frequent causes, and the mean length of
-        failed rollouts."""
+        """Returns the number of failed rollouts, the most frequent causes, and the mean length of failed rollouts, as
+        text for a message."""
         if not self._failed:
             return "rollouts that failed: 0"
         tokens = failed_tokens(self._failed)
@@ -636,7 +636,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return f"rollouts that failed: {len(self._failed)} ({failure_text(self._failed)}){lengths}"
 
     def _lost_text(self) -> str:
-        """Returns text for a message: the number of rollouts that lost a tool call, and the most frequent causes."""
+        """Returns the number of rollouts that lost a tool call and the most frequent causes, as text for a message."""
         causes = "; ".join(f"{count} x {why}" for why, count in Counter(self._lost_reasons).most_common(3))
         return f"rollouts that lost a tool call: {len(self._lost_reasons)} ({causes})"
 
@@ -653,9 +653,9 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
 class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # type: ignore[misc]
     """The sampler for VERL's asynchronous trainers.
 
-    A step takes the oldest finished groups. VERL replaces a group with another problem if the group is too old, or if
-    the group's rollouts failed without a record. `rstar2.train.trainer.modes.AsyncSettings` has the recipe's settings
-    for the age of groups.
+    A step takes the oldest finished groups. VERL replaces a group with a group of another problem if the group is too
+    old, or if its rollouts failed without a record. `rstar2.train.trainer.modes.AsyncSettings` has the recipe's
+    settings for the age of groups.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -742,7 +742,7 @@ class _Recoveries:
         return len(self.keys) + len(self.failed)
 
     def groups(self) -> dict[str, list[int]]:
-        """Returns, for the name of each group of recoveries, the indices of the group's finished recoveries. The
+        """Returns a dict from the name of each group of recoveries to the indices of its finished recoveries. The
         recoveries from one failed call form a group."""
         groups: dict[str, list[int]] = defaultdict(list)
         for i, key in enumerate(self.keys):
@@ -757,7 +757,7 @@ class _Recoveries:
         ]
 
     def with_others(self, others: Iterable[_Recoveries]) -> _Recoveries:
-        """Returns one object with the recoveries of this object and of all `others`."""
+        """Returns a new object with the recoveries of this object and of all `others`."""
         every = [self, *others]
         return _Recoveries(
             [key for each in every for key in each.keys],
@@ -771,7 +771,7 @@ def _recoveries_of_group(tags: Mapping[str, dict[str, Any]], partition_id: str) 
     """Returns the recoveries of a finished group.
 
     Args:
-        tags: the tag of each recovery of the group, by the recovery's key in VERL's queue.
+        tags: dict from the key of each recovery in VERL's queue to its tag.
         partition_id: "train" or "val", VERL's name for the part of the queue.
     """
     keys = sorted(key for key, tag in tags.items() if is_rollout(tag))
@@ -780,12 +780,12 @@ def _recoveries_of_group(tags: Mapping[str, dict[str, Any]], partition_id: str) 
 
 
 def _run_a_program(judge: SyncJudgeClient) -> None:
-    """Raises JudgeError if the judge cannot run a program. The judge's `/health` may answer even if the judge cannot
-    run programs."""
+    """Raises JudgeError if the judge cannot run a program. A request to `/health` may succeed even if programs cannot
+    run."""
     judge.health()
     result = judge.run(RunRequest(code="print(1)"))
     if result.outcome == "lost":
-        raise JudgeError(f"the judge at {judge.url} answers but loses programs: {result.stderr}")
+        raise JudgeError(f"the judge at {judge.url} answers but cannot run programs: {result.stderr}")
 
 
 def poll_interval(cost_s: float) -> float:

@@ -1,13 +1,13 @@
-"""Makes VERL's RL trainer save a checkpoint when enough time has passed, and save a checkpoint and stop when a signal
-asks for it.
+"""Makes VERL's RL trainer save a checkpoint when enough time has passed. When a signal asks training to stop, the
+trainer saves a checkpoint and stops.
 
 VERL 0.9.1 saves a checkpoint only every `trainer.save_freq` steps. VERL's key `trainer.checkpoint_callback_class` names
 the callback in this module, so only the trainer's main process imports this module. Importing this module replaces
 `PPOTrainer.step`.
 
 After the update of each step, the callback sets `save_freq`, which VERL reads immediately afterwards. To stop training,
-the callback also sets the total number of steps to the number of the current step. With this total number of steps,
-VERL saves a checkpoint, writes the step's metrics, and ends in the same way as after a regular last step.
+the callback also sets the total number of steps to the number of the current step. VERL then saves a checkpoint, writes
+the step's metrics, and ends as it does after a regular last step.
 """
 
 from __future__ import annotations

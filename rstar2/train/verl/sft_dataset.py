@@ -1,7 +1,7 @@
 """A dataset of conversations for VERL's SFT trainer. `rstar2.train.encoding` has encoded the conversations in the same
 way as rollouts.
 
-Every rank maps the same file into its memory. All ranks of a node therefore share the pages that they read.
+Every rank memory-maps the same file, so all ranks of a node share the pages that they read.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class EncodedConversations(Dataset):  # type: ignore[misc]
     Rows are not padded, in line with the default of VERL's `data.pad_mode`.
 
     Args:
-        parquet_files: a file that `rstar2.train.split` wrote, such as `train.npy`. The file contains the numbers of the
-            conversations that are in the dataset. The file `train.arrow` in the same folder contains all conversations.
-            The name of this parameter comes from VERL.
-        config: VERL's table `data`. Conversations are cut off after the table's `max_length` tokens.
+        parquet_files: a file that `rstar2.train.split` wrote, such as `train.npy`. The file contains the indices of the
+            dataset's conversations. The file `train.arrow` in the same folder contains all conversations. The name of
+            this parameter comes from VERL.
+        config: the table `data` of VERL's config. Conversations are truncated to its `max_length` tokens.
     """
 
     def __init__(self, parquet_files: str | list[str], config: Mapping[str, Any], **_: Any) -> None:
@@ -69,5 +69,5 @@ class EncodedConversations(Dataset):  # type: ignore[misc]
 
 
 def _integers(row: Any, most: int) -> torch.Tensor:
-    """Returns a copy of the first `most` numbers of a row."""
+    """Returns a tensor with a copy of the first `most` integers of a row."""
     return torch.from_numpy(row.values.to_numpy()[:most].astype(np.int64))

@@ -5,9 +5,9 @@
 VERL 0.9.1 saves a checkpoint only every `trainer.save_freq` steps. After each step, this trainer sets two numbers that
 VERL reads next: `save_freq`, and the total number of steps if training should stop.
 
-VERL's validation ignores the last rows if they do not fill a batch, and ignores all rows if there are fewer rows than a
-batch has. VERL averages the loss over batches. With our trainer, every row counts, and the loss is the mean over all
-tokens that are trained on.
+VERL's validation drops an incomplete last batch, so it measures nothing if all rows together do not fill one batch.
+VERL averages the loss over batches. Our trainer uses every row, and its loss is the mean over all tokens that are
+trained on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
         self.test_freq = -1
         self._last_step: int = self.total_training_steps
         self._steps_done = 0
-        """Number of steps since this start of the trainer."""
+        """Number of steps since this process started."""
 
     def _build_ckpt_handler(self) -> None:
         super()._build_ckpt_handler()
@@ -76,7 +76,7 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
         return output
 
     def _is_measured(self, step: int) -> bool:
-        """Whether the validation loss is measured after this step.
+        """Returns whether the validation loss is measured after this step.
 
         The loss is measured every `test_freq` steps, every `save_freq` steps, and at the last step, so that the saved
         models can be compared by their validation losses.

@@ -3,13 +3,13 @@
 Every VERL process imports this module if `hardware.attention` is "torch".
 
 VERL packs the sequences of a micro-batch into one row without padding. The position ids of each sequence start at 0.
-For a row of packed sequences, transformers' `sdpa` builds a mask of shape (tokens, tokens). The mask takes memory, and
-PyTorch cannot use its flash attention with a mask. In this module, attention is computed for each sequence by itself,
-so no mask is needed.
+For a row of packed sequences, transformers' `sdpa` builds a mask of shape (tokens, tokens). The mask takes memory and
+prevents PyTorch from using its flash attention. This module computes attention separately for each sequence, so it
+needs no mask.
 
 Without flash-attn's loss, VERL computes log-probabilities in a loop over single tokens, and stores the softmax of all
-tokens in fp32. VERL also has a fused head. The fused head fails if FSDP2 shards the head apart from the model, which
-FSDP2 does for all models whose input and output embeddings differ.
+tokens in fp32. VERL's fused head is no alternative. It fails if FSDP2 shards the head separately from the model, which
+FSDP2 does for all models with untied input and output embeddings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from verl.utils import torch_functional
 from rstar2.train.attention import PACKED_ATTENTION
 
 ROWS = 512
-"""Number of tokens for which the loss is computed in fp32 at a time."""
+"""Number of tokens per chunk in which the loss is computed in fp32."""
 
 
 def packed_attention(
@@ -77,7 +77,8 @@ def packed_attention(
 
 
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-    """The function -log p(label) of each row, in fp32. If `inplace` is True, the gradient overwrites the logits."""
+    """Autograd function for -log p(label) of each row, in fp32. If `inplace` is True, the gradient overwrites the
+    logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, inplace: bool) -> torch.Tensor:
@@ -101,7 +102,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 def cross_entropy_loss(
     logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = False
 ) -> tuple[torch.Tensor, None]:
-    """Computes -log p(label) of each token. In VERL, this function replaces flash-attn's function of the same name.
+    """Computes -log p(label) of each token. VERL uses this function in place of flash-attn's function of the same name.
 
     Args:
         logits: the model's logits, of shape (tokens, vocabulary).

@@ -1,10 +1,10 @@
-"""Sets up every VERL process on GPUs: timeouts, secrets, ports and reports of activity.
+"""Sets up every VERL process on GPUs: timeouts, secrets, ports and activity reports.
 
 Every VERL process on GPUs imports this module, before VERL makes process groups.
 
-VERL 0.9.1 does not use its own key `actor_rollout_ref.nccl_timeout`. By itself, VERL uses PyTorch's default timeout for
-its process groups, and a timeout of ten hours for the process groups of SFT. Keys and tokens are read from a file that
-only the user can read, because Ray displays the environment variables of its workers.
+VERL 0.9.1 does not use its own key `actor_rollout_ref.nccl_timeout`. By default, VERL's process groups have PyTorch's
+default timeout in RL, and a timeout of ten hours in SFT. Keys and tokens are read from a file that only the user can
+read, because Ray displays the environment variables of its workers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _set_timeout(seconds: int) -> None:
 
 
 def _read_secrets(path: Path) -> None:
-    """Sets the secrets as environment variables. Variables that are set already do not change.
+    """Sets the secrets as environment variables. Variables that are already set keep their values.
 
     On the machine that started training, all secrets are set already.
     """

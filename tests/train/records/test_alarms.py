@@ -167,8 +167,8 @@ def test_rollouts_without_a_verdict_are_told_at_once_with_their_causes(tmp_path:
     ):
         recorder.on_step(number, step)
     assert warnings == [
-        "step 2: 3 of 64 rollouts failed and were left out (engine 2, agent loop 1). On average they failed after 6000 "
-        "tokens; the other rollouts have 800",
+        "step 2: 3 of 64 rollouts failed and were left out (engine 2, agent loop 1). Failed rollouts have 6000 tokens "
+        "on average, the others 800",
         "step 2: 1 of 64 rollouts lost a call to the judge and were left out",
         "step 2: too many rollouts of the step could not be used, so its 64 rollouts were discarded and sampled again",
         "step 2: 9 of 30 held-out rollouts failed or lost a call, and were left out. These are too many for a "
@@ -190,8 +190,8 @@ def test_answers_that_the_grader_could_not_decide_are_told_from_the_first_step_o
         recorder.on_step(number, step)
     assert warnings == [
         "step 1: the grader could not decide 3.0 % of the answers (deadline 2.0 %, fault of the grader 1.0 %), which "
-        "therefore earn no reward: read traces with these rules, and end the run if the model writes such answers on "
-        "purpose (alarms.undecided)"
+        "therefore earn no reward: read traces with such answers, and end the run if the model writes them on purpose "
+        "(alarms.undecided)"
     ]
     assert [
         (step, [alarm.sign for alarm in step_alarms]) for step, step_alarms in read_alarms(tmp_path).items()

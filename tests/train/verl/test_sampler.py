@@ -305,7 +305,9 @@ def test_a_step_that_waits_for_the_judge_says_that_it_has_nothing_to_save(
     (tmp_path / "agent_loop.yaml").write_text(json.dumps([{"judge_url": "http://j", "judge_token": None}]))
     sampler = buffer(tmp_path, refill=lambda count: pytest.fail("rolled out again"), keep=2)
     submit("a", group("1x10"))
-    with pytest.raises(Failure, match="step 1 is not rolled out again, because training was asked to end"):
+    with pytest.raises(
+        Failure, match="step 1 is not rolled out again, because a signal asked training to stop"
+    ):
         sampler.sample(1, "train", 1)
     progress = read_progress(tmp_path / PROGRESS_FILE)
     assert progress is not None
@@ -336,7 +338,7 @@ def test_a_judge_whose_health_is_good_but_that_loses_programs_is_waited_for(
     submit("a", group("1x10"))
     with pytest.raises(JudgeError, match=r"for 0\.2 s") as excinfo:
         sampler.sample(1, "train", 1)
-    assert "loses programs: its queue is gone" in str(excinfo.value.__cause__)
+    assert "cannot run programs: its queue is gone" in str(excinfo.value.__cause__)
 
 
 def test_a_step_of_which_nothing_can_be_trained_on_is_no_fault_of_the_judge(
@@ -511,7 +513,7 @@ def test_failures_are_told_while_the_step_is_still_rolled_out(submit: Any, tmp_p
     progress = sampler._rollout_progress("train")
     assert progress.text() == "step 5, 3 of 16 rollouts finished, 1 of them failed"
     assert progress.fault == (
-        "step 5: rollouts fail, and are left out: 1 x engine: VERL's rollout server failed: out of memory"
+        "step 5: rollouts failed and are left out: 1 x engine: VERL's rollout server failed: out of memory"
     )
 
 

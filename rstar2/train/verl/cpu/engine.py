@@ -1,5 +1,5 @@
-"""VERL's FSDP training engine, adapted to a CPU: a batch is divided into micro-batches in another way than on a GPU,
-and memory is freed before each micro-batch.
+"""VERL's FSDP training engine, adapted to a CPU: a batch is divided into micro-batches differently than on a GPU, and
+memory is freed before each micro-batch.
 
 On a GPU, VERL removes padding and counts tokens without padding. VERL also mixes long and short rows, so that each
 micro-batch takes the same time on every GPU. On a CPU, rows are padded to the longest row of their micro-batch. With
@@ -28,11 +28,11 @@ def padded_micro_batches(
     """Divides a batch into micro-batches of rows with similar lengths. The function replaces VERL's
     `prepare_micro_batches`.
 
-    All ranks of `dp_group` make the same number of micro-batches. If the recipe limits rows instead of tokens, VERL's
+    All ranks of `dp_group` get the same number of micro-batches. If the recipe limits rows instead of tokens, VERL's
     function divides the batch.
 
     Returns:
-        The micro-batches, and for each micro-batch the indices of its rows in `data`.
+        The list of micro-batches, and a list with the row indices (in `data`) of each micro-batch.
     """
     if not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
         micro_batches, rows = prepare_micro_batches(data, dp_group=dp_group, **more)
@@ -47,7 +47,7 @@ def padded_micro_batches(
 
 
 def divided(groups: list[list[int]], count: int) -> list[list[int]]:
-    """Halves the largest group until there are `count` groups."""
+    """Splits the largest group in half, repeatedly, until there are `count` groups."""
     groups = list(groups)
     while len(groups) < count:
         largest = max(range(len(groups)), key=lambda i: len(groups[i]))
@@ -70,7 +70,7 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         """Computes a micro-batch's loss and outputs, after freeing unused memory.
 
         The rows of the previous micro-batch had other lengths, so the new activations would not fit into the memory
-        blocks that the old ones left.
+        blocks that the old activations occupied.
         """
         free_unused()
         return super().forward_step(*args, **kwargs)

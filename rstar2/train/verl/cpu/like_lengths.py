@@ -1,5 +1,4 @@
-"""Groups rows of similar lengths, so that little padding is needed to make each row as long as the longest row of its
-group.
+"""Groups rows of similar lengths, so that rows need little padding to the length of the longest row of their group.
 
 This module imports only the standard library, because `rstar2 plan` uses it on machines without VERL.
 """
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MOST_PADDING = 0.25
-"""At most this share of a micro-batch may be padding. A lower value leads to more micro-batches, and every additional
+"""Maximum share of padding in a micro-batch. A lower value leads to more micro-batches, and every additional
 micro-batch takes some time."""
 
 

@@ -15,7 +15,7 @@ NAME = "cpu"
 CPU_ROLLOUT = "rstar2_cpu"
 """The name of our rollout backend for CPUs in VERL's config."""
 WORTH_FREEING = 256 << 20
-"""Memory in free blocks is returned to the operating system only if at least this many bytes are free."""
+"""Minimum number of bytes in free blocks. Below this number, the blocks are not returned to the operating system."""
 _FROM_TORCH_CPU = ("is_available", "device_count", "current_device", "set_device", "synchronize")
 _STREAMS = ("Stream", "stream", "current_stream")
 _NOTHING = ("manual_seed", "manual_seed_all", "ipc_collect", "reset_peak_memory_stats")
@@ -41,7 +41,7 @@ def free_unused(*args: Any, **kwargs: Any) -> None:
     """Returns freed memory to the operating system. If the C library is not glibc, nothing happens.
 
     By itself, glibc does not return freed blocks of up to 32 MiB, such as a layer's activations. VERL calls this
-    function after each update. Without this function, the process would still own the memory of an update while the
+    function after each update. Without this function, the process would still hold the memory of an update while the
     next step computes its log-probabilities. If less than `WORTH_FREEING` is free, nothing is returned, because a small
     model would spend a tenth of its time on allocating the memory again.
     """

@@ -1,4 +1,4 @@
-"""A rollout server for VERL on a CPU: our in-process engine, behind VERL's interface for replicas."""
+"""A rollout server for VERL on a CPU. It wraps our in-process engine in VERL's interface for replicas."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rstar2.train.verl.cpu.platform import free_unused
 from rstar2.train.verl.engines.router import MOST_CALLS
 
 READY_S = 300.0
-"""Maximum number of seconds that a server may take to load a model, or to load new weights."""
+"""Maximum number of seconds that a server may take to load a model or new weights."""
 _STREAM = 7_368_787
-"""This number is added to a seed for each interruption, so that a turn that continues after an interruption draws new
+"""Number that is added to a seed for each interruption. A turn that continues after an interruption therefore draws new
 random numbers."""
 
 
@@ -88,10 +88,10 @@ class CpuServer:
         self._global_steps = global_steps
 
     async def abort_all_requests(self, **_: Any) -> None:
-        """Ends every request, which then returns the tokens that were generated so far. Later requests wait until
+        """Interrupts all requests; each returns the tokens that it has generated so far. Later requests wait until
         `resume_generation` is called. Requests wait as long as an update takes. `rstar2.train.launch` limits this
-        waiting time: if the trainer gives no sign of life for `hardware.hung_after_s` seconds, the launcher ends the
-        trainer, and with it this actor."""
+        waiting time: if the trainer reports no activity for `hardware.hung_after_s` seconds, the launcher ends the
+        trainer and this actor."""
         self._generates.clear()
         self._interruptions += 1
         await self._engine.interrupt()

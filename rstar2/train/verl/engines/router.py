@@ -1,9 +1,9 @@
-"""A router plugin for VERL, in which our scheduler assigns rollouts to engines. VERL runs the router as a Ray actor.
+"""A router plugin for VERL that assigns rollouts to engines with our scheduler. VERL runs the router as a Ray actor.
 
 VERL's client calls `acquire_server` before each turn of a rollout, and `release_server` after the turn.
 `acquire_server` returns when an engine has room. Our agent loop makes two more calls: `end_session` when a rollout has
-ended, and `engine_failed` when the engine of a rollout has died. The router's settings are in a file that
-`rstar2.train.command` writes and that VERL's setting `rollout.router_config_path` names.
+ended, and `engine_failed` when the engine of a rollout has died. `rstar2.train.command` writes the router's settings to
+the file that VERL's setting `rollout.router_config_path` names.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rstar2.train.scheduler.metrics import read_vllm
 from rstar2.train.scheduler.policy import Scheduler, SchedulerSettings
 
 MOST_CALLS = 1 << 20
-"""Maximum number of calls that the actor handles at the same time. Every waiting rollout is one call. With Ray's
-default limit of 1,000, waiting calls could block the calls that would make room for the waiting rollouts."""
+"""Maximum number of calls that the actor handles concurrently. Every waiting rollout is one call. With Ray's default
+limit of 1,000, waiting calls could block the calls that would make room for the waiting rollouts."""
 READ_EVERY_S = 2.0
 _HTTP_S = 5.0
 _PING_S = 10.0
@@ -41,9 +41,9 @@ class SessionRouter:
     """Our scheduler, behind VERL's interface for routers (`verl.workers.rollout.router.RequestLoadBalancer`).
 
     Args:
-        servers: the actor handle of each engine, by the engine's `address:port`.
-        config: the settings: `in_flight` and `quiet_s` of `SchedulerSettings`, and `metrics`, which says whether the
-            engines have a page `/metrics` at their address.
+        servers: dict from the `address:port` of each engine to its actor handle.
+        config: dict with three settings: `in_flight` and `quiet_s` of `SchedulerSettings`, and `metrics`, which is true
+            if the engines serve the path `/metrics`.
     """
 
     def __init__(self, servers: dict[str, Any], config: dict[str, Any]) -> None:
@@ -81,8 +81,8 @@ class SessionRouter:
         """Waits for an engine for a rollout's next turn, and returns the engine's name and handle.
 
         Raises:
-            RuntimeError: there is no engine, or the rollout does not fit into any engine's KV cache, or no engine had
-                room for `quiet_s` seconds.
+            RuntimeError: there is no engine, the rollout does not fit into the KV cache of any engine, or the rollout
+                waited `quiet_s` seconds and no engine had room.
         """
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
@@ -119,7 +119,7 @@ class SessionRouter:
             self._report()
 
     async def engine_failed(self, request_id: str) -> bool:
-        """Whether a rollout's engine is dead, so that the rollout should request another engine."""
+        """Returns whether a rollout's engine is dead. If it is, the rollout should request another engine."""
         session = self._scheduler.sessions.get(request_id)
         if session is None or session.engine is None:
             return True
@@ -164,8 +164,8 @@ class SessionRouter:
         }
 
     def _report(self) -> None:
-        """Prints how many rollouts and turns have ended since the last report. Ray sends the output to the trainer's
-        log."""
+        """Prints the numbers of rollouts and turns that have ended since the last report. Ray forwards the output to
+        the trainer's log."""
         engines = (
             f"{name} {self._turns[name]} turns, KV cache of {state.capacity or 'unknown'} tokens"
             for name, state in self._scheduler.engines.items()
@@ -175,14 +175,15 @@ class SessionRouter:
         self._turns.clear()
 
     def _loads(self) -> dict[str, int]:
-        """Returns the number of requests that each engine is working on."""
+        """Returns a dict from each engine to the number of requests that it is working on."""
         return {
             name: sum(session.busy for session in state.sessions.values())
             for name, state in self._scheduler.engines.items()
         }
 
     async def _watch(self) -> None:
-        """Reads the state of the engines' KV caches and calls the scheduler's `tick`, until the actor ends."""
+        """Repeatedly reads the state of the engines' KV caches and calls the scheduler's `tick`, until the actor
+        ends."""
         async with httpx.AsyncClient(timeout=_HTTP_S, trust_env=False) as http:
             while True:
                 if self._metrics:

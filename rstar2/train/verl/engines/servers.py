@@ -1,9 +1,9 @@
 """Starts vLLM servers on all GPUs of a Ray cluster. The servers run until this process ends.
 
 `python -m rstar2.train.verl.engines.servers COUNT GPUS READY NAMES command …` starts the command COUNT times, with
-`--host` and `--port` added. GPUS is the number of GPUs that each server gets, all on one node. When all servers
-respond, their URLs are written to the file READY as a JSON list. NAMES are names of environment variables, separated by
-commas, that are copied to the nodes. The servers' logs are in the folder of READY.
+`--host` and `--port` added. GPUS is the number of GPUs per server; all GPUs of a server are on one node. When all
+servers respond, their URLs are written to the file READY as a JSON list. NAMES are names of environment variables,
+separated by commas, that are copied to the nodes. The servers' logs are in the folder of READY.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rstar2.processes import free_port
 from rstar2.serve import running_server
 
 READY_S = 1800.0
-"""Maximum number of seconds that a server may take to load its model after it has got its GPUs."""
+"""Maximum number of seconds that a server may take to load its model after Ray has assigned its GPUs."""
 
 
 class Server:
-    """An actor that owns a server's GPUs. The server ends with the actor."""
+    """An actor that owns a server's GPUs. The server stops when the actor ends."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

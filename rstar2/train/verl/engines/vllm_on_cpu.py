@@ -1,6 +1,6 @@
-"""Makes vLLM's CPU build keep its layers' plain weights, so that VERL can replace the weights.
+"""Makes vLLM's CPU build keep the original weights of its layers, so that VERL can replace the weights.
 
-By itself, vLLM repacks the weights of each layer and drops the plain weights. VERL's setting
+By default, vLLM repacks the weights of each layer and deletes the original weights. VERL's setting
 `rollout.engine_kwargs.vllm.worker_extension_cls` names the class `PlainWeights`. Only vLLM's workers import this
 module, before they load the model.
 """
@@ -31,8 +31,7 @@ def _end_engine_with_server() -> None:
     """Starts a thread that kills vLLM's engine when VERL's server ends.
 
     VERL's server has started the engine, and the engine has started this process. Without the thread, the engine would
-    keep running, and keep its memory, after the server was killed. The worker, which is this process, ends with the
-    engine.
+    keep running and keep its memory after the server was killed. This process ends when the engine ends.
     """
     engine = os.getppid()
     server = int(Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()[1])
@@ -47,7 +46,7 @@ def _end_engine_with_server() -> None:
 
 
 class PlainWeights(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """VERL's extension of vLLM's worker, which receives new weights. This class makes vLLM's layers use the new
+    """VERL's worker extension for vLLM, which receives new weights. This class makes vLLM's layers use the new
     weights."""
 
     def __new__(cls, **kwargs: object) -> PlainWeights:

@@ -1,7 +1,7 @@
 """Checks the free disk space before VERL writes a checkpoint. Every VERL process imports this module.
 
-Without a check of the disk space, VERL would fail while it writes a checkpoint, and leave the truncated checkpoint on
-the full disk. torch's error message does not name the disk.
+Without this check, VERL would fail while it writes a checkpoint, and leave the truncated checkpoint on the full disk.
+torch's error message does not name the disk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def own_bytes(manager: FSDPCheckpointManager) -> int:
 
 def _bytes(values: Iterable[Any]) -> int:
     """Returns the number of bytes of all tensors in `values`. If a tensor is sharded over ranks, only this rank's shard
-    counts."""
+    is counted."""
     local = (each.to_local() if hasattr(each, "to_local") else each for each in values)
     return sum(each.numel() * each.element_size() for each in local if isinstance(each, torch.Tensor))
 
@@ -60,8 +60,8 @@ def _space_fault(
 
 
 def _checking_space(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `FSDPCheckpointManager.save_checkpoint`, so that either all ranks raise an error before any of them writes,
-    or none does."""
+    """Wraps `FSDPCheckpointManager.save_checkpoint`. If the checkpoint does not fit on the disk, all ranks raise an
+    error before any rank writes."""
 
     @functools.wraps(original)
     def save(

@@ -1,8 +1,8 @@
 """Converts a VERL checkpoint to a Hugging Face model: `python -m rstar2.train.verl.output.export CHECKPOINT MODEL`.
 
 CHECKPOINT is the folder with the ranks' `model_world_size_…` files. The conversion uses VERL's merger, with one change:
-the weights keep their precision, because the next stage starts from these weights. VERL itself would round the weights
-to bfloat16.
+the weights keep their precision, because the next stage starts from these weights. By default, the merger rounds the
+weights to bfloat16.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Sends traces of training rollouts to MLflow, trackio or Weave. A trace has the rollout's reward and verdict, and says
 whether the rollout was selected.
 
-VERL's own trace hooks run in the agent-loop processes, for all rollouts and before the selection. The code of this
-module runs where the sampler writes traces to the stage's folder, so the trackers show the same rollouts as the stage's
-folder.
+VERL's own trace hooks run in the agent-loop processes, for all rollouts and before the selection. This module runs in
+the process in which the sampler writes traces to the stage's folder, so the trackers show the same rollouts as the
+stage's folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rstar2.train.verl.output.trackers import before_finish, first_step, start_m
 
 NAME = "rollout"
 FINISH_S = 60.0
-"""At the end of training, a tracker may take at most this many seconds to send its remaining traces."""
+"""Timeout in seconds for a tracker to send its remaining traces at the end of training."""
 log = logging.getLogger(__name__)
 
 
@@ -29,8 +29,8 @@ class Sink:
     """A tracker that has been started."""
 
     send: Callable[[Trace, int], None]
-    """Gives the tracker a trace and the number of the trace's step, counted over all stages. The tracker sends the
-    trace in the background."""
+    """Passes a trace to the tracker, with the number of its step counted over all stages. The tracker sends the trace
+    in the background."""
     finish: Callable[[], object]
     """Waits until the tracker has sent all of its traces."""
 
@@ -42,8 +42,8 @@ class TraceSender:
         self._trackers = trackers
         self._run = run
         self._started: dict[TraceTracker, Sink | None] = {}
-        """The started trackers, by name; None for a tracker that did not start. A tracker that did not start is not
-        tried again, because each attempt may take minutes."""
+        """Dict from a tracker's name to the started tracker, or to None if it did not start. Starting such a tracker is
+        not tried again, because each attempt may take minutes."""
 
     def send(self, traces: Iterable[Trace]) -> int:
         """Sends traces of rollouts to all of the phase's trackers.
@@ -62,7 +62,7 @@ class TraceSender:
         return failed
 
     def _sent(self, tracker: TraceTracker, sink: Sink, traces: list[Trace]) -> int:
-        """Gives traces to a tracker until it raises an error. Returns the number of accepted traces."""
+        """Passes traces to a tracker until the tracker raises an error. Returns the number of accepted traces."""
         for accepted, trace in enumerate(traces):
             try:
                 sink.send(trace, first_step() + (trace.step or 0))
@@ -103,7 +103,7 @@ def conversation(trace: Trace) -> list[dict[str, str]]:
 
 
 def facts(trace: Trace) -> dict[str, Any]:
-    """Returns the values of a rollout by which users of a tracker can filter rollouts."""
+    """Returns a dict with a rollout's values, by which users of a tracker can filter rollouts."""
     return {
         "problem_id": trace.problem_id,
         "sample": trace.sample,

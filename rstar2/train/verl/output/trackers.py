@@ -1,4 +1,4 @@
-"""Makes each phase one run in a tracker, with steps counted over all stages. Every VERL process imports this module.
+"""Gives each phase one run in each tracker, with steps counted over all stages. Every VERL process imports this module.
 
 In our own metrics file, in contrast, steps are counted from the beginning of the stage. The ids of a phase's runs are
 in `tracker_runs.json` in the phase's folder. A phase that is started again continues its runs. A phase in a new folder
@@ -40,7 +40,8 @@ def first_step() -> int:
 
 
 def start_mlflow(project: str) -> None:
-    """Connects MLflow to the server or file that MLFLOW_TRACKING_URI names. The project is used as MLflow's experiment.
+    """Connects MLflow to the server or file at MLFLOW_TRACKING_URI. The project's name becomes the name of MLflow's
+    experiment.
 
     If MLFLOW_TRACKING_URI names a file, artifacts are stored in the folder of that file. By itself, MLflow would store
     artifacts in the current folder.
@@ -56,7 +57,7 @@ def start_mlflow(project: str) -> None:
 
 
 def start_trackio(project: str, name: str, config: Any = None) -> None:
-    """Starts a trackio run, or continues the run of an earlier start of the phase."""
+    """Starts a trackio run, or continues the phase's run if the phase was started before."""
     import trackio
     from trackio import context_vars
 
@@ -67,7 +68,7 @@ def start_trackio(project: str, name: str, config: Any = None) -> None:
 
 
 def _run_ids() -> dict[str, str]:
-    """Returns the id of the phase's run in each tracker."""
+    """Returns a dict from each tracker to the id of the phase's run in it."""
     path = Path(os.environ[_METRICS_FILE]).with_name(RUNS_FILE)
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
@@ -83,11 +84,11 @@ def _open(
     default_backend: str | list[str] = "console",
     config: Any = None,
 ) -> None:
-    """Replaces VERL's `Tracking.__init__`, to start each tracker with one run per phase.
+    """Replaces VERL's `Tracking.__init__`, so that each tracker has one run per phase.
 
     Raises:
-        Failure: a tracker did not start. If MLflow does not start, VERL itself would only log the error and train
-            without MLflow.
+        Failure: a tracker did not start. VERL itself would only log the error if MLflow did not start, and train
+            without it.
     """
     names = [default_backend] if isinstance(default_backend, str) else list(default_backend)
     for name, variable in (("wandb", "WANDB_RUN_ID"), ("swanlab", "SWANLAB_RUN_ID")):
@@ -103,7 +104,7 @@ def _open(
         start_mlflow(project_name)
         if run := _run_ids().get("mlflow"):
             os.environ["MLFLOW_RUN_ID"] = run
-            # MLflow rejects a parameter whose value has changed since an earlier start, for example a time limit.
+            # MLflow rejects a parameter whose value has changed since the run began, for example a time limit.
             tracking._compute_mlflow_params_from_objects = lambda config: {}
     _open_trackers(self, project_name, experiment_name, default_backend, config)
     if missing := [name for name in names if name not in self.logger]:
