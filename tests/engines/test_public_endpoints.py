@@ -173,9 +173,7 @@ async def test_a_rate_limit_that_outlasts_the_wait_ends_the_run_with_its_words(
 ) -> None:
     endpoint.rate = Rate(0, 1.0)
     endpoint.limited = lambda: Reply({"error": {"message": "Come back later"}}, 429, {"Retry-After": "7200"})
-    with pytest.raises(
-        ServiceGone, match=r"wait another 7200 seconds: .*HTTP 429: Come back later"
-    ) as error:
+    with pytest.raises(ServiceGone, match=r"wait another 7200 seconds: .*HTTP 429: Come back later") as error:
         await measure(endpoint, tmp_path)
     assert "--wait" in error.value.hint
     assert json.loads((tmp_path / "results.json").read_text())["missing"] == 60
