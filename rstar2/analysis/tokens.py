@@ -199,8 +199,8 @@ def outcome(turn: Turn) -> str:
 
 
 def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
-    """The number of tokens between the tool reply before a turn and each token of the turn. The number is -1 if no tool
-    reply precedes the turn.
+    """For each token, the number of tokens of its turn between the tool reply before the turn and the token; -1 if no
+    tool reply precedes the turn.
 
     The result has shape (M,).
     """

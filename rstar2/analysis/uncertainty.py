@@ -44,8 +44,8 @@ WINDOW = 8
 token after each reply, over the first WINDOW tokens, and over the first k tokens. Each set of traces has its own k.
 """
 _USUAL = 0.1
-"""The search for k ignores a distance from the reply if a token at this distance follows fewer than this share of the
-replies.
+"""The search for k ignores a distance from the reply if fewer than this share of the replies have a token at this
+distance.
 """
 _LEAST_RISE = 1e-3
 """In the search for k, this many nats are subtracted from the difference between a word's entropy and the mean entropy
@@ -107,9 +107,9 @@ class Uncertainty:
         self._kinds: list[NDArray[np.uint8]] = []
         """For each trace an array of shape (M,): the kind of each token."""
         self._words: Counter[tuple[str, int]] = Counter()
-        """Number of tokens for each word and kind."""
+        """Number of tokens, keyed by (word, kind)."""
         self._top_words: Counter[tuple[str, int, int]] = Counter()
-        """Number of uncertain tokens for each word, kind and place."""
+        """Number of uncertain tokens, keyed by (word, kind, place)."""
         self._replies: Counter[str] = Counter()
         """Number of replies for each outcome of a call."""
 
@@ -365,7 +365,7 @@ class Uncertainty:
         return {name: each for name, each in compared.items() if each.count}
 
     def curves(self) -> list[Row]:
-        """The mean entropy at each place around calls and replies, by the outcome of the call."""
+        """The mean entropy at each place around calls and replies, separately for each outcome of the call."""
         return [
             (self.label, around, name, place - REACH, each.count, *interval(each))
             for around, curve in (("call", "call"), ("reply", "reply"), ("reply, words", "words"))
@@ -435,7 +435,7 @@ def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
 
 
 def _summary_tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
-    """Tables with a row per set, of which some columns are also printed on the terminal."""
+    """Tables with a row per set. The terminal also prints some of their columns."""
     kinds = tuple(f"{kind} share" for kind in (*_CLASSES, *KINDS[1:]))
     return [
         Table(
@@ -475,7 +475,7 @@ def _summary_tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Ta
 
 
 def _page_tables(sets: list[Uncertainty]) -> list[Table]:
-    """Tables that the report page and the CSV files have."""
+    """Tables for the report page and the CSV files."""
     lift = {"lift": "share of the uncertain tokens, divided by share of all tokens"}
     return [
         Table(
@@ -548,7 +548,7 @@ def _page_tables(sets: list[Uncertainty]) -> list[Table]:
 
 
 def _file_tables(sets: list[Uncertainty]) -> list[Table]:
-    """Tables that only the CSV files have."""
+    """Tables for the CSV files only."""
     return [
         Table(
             "entropy_uncertain_steps",

@@ -43,7 +43,7 @@ the weight is a tenth. If two runs differ on only a few problems, these differen
 the runs agree. A larger DOUBT allows for more flips, and makes intervals wider.
 """
 POWER = 0.8
-"""The share of comparisons that find a true difference of the detectable size."""
+"""Statistical power at which the minimum detectable effect is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class PairedDifference:
     difference: float
     by_problem: Interval
     detectable: float | None
-    """The size of a true difference that a share `POWER` of comparisons with as many problems and samples would find.
-    None if no true difference, not even a difference of 1, would be found that often."""
+    """The minimum detectable effect at power `POWER`, for as many problems and samples. None if even a difference of 1
+    has less power."""
 
 
 def avg_at_n(correct: Samples) -> AvgAtN:
@@ -288,8 +288,8 @@ def _unseen_change(changes: NDArray[np.float64], doubt: float) -> float:
 
 
 def _detectable(problems: int, noise: float, change: float) -> float | None:
-    """Returns the size of a true difference that a share `POWER` of comparisons finds. The true difference is assumed
-    to be the same for all problems. Returns None if no true difference is found that often.
+    """Returns the minimum detectable effect at power `POWER`, if the true difference is the same for all problems.
+    Returns None if even a difference of 1 has less power.
 
     The difference must be large enough compared with the noise, by the noncentral t distribution. In addition, enough
     problems must change. If some problems change by the same amount and all other problems do not change, a difference

@@ -80,9 +80,9 @@ class Resources:
     agent: Agent | None
     judge_model: ServerChat | None
     logs: Path
-    """Folder for the logs of this start."""
+    """Folder for the logs of this launch."""
     folder: Path
-    """The run's folder, in which benchmarks may store files that later starts need."""
+    """The run's folder, in which benchmarks may store files that later launches need."""
 
 
 Score = dict[str, Any]

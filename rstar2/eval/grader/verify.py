@@ -180,8 +180,8 @@ def _rounds(node: Node, value: Any) -> bool:
 
 
 def _random_value(name: str, points: Any = (), turn: int = 0) -> Any:
-    """Returns a random value for a letter: an integer for j, k, m and n, unless a point gives the letter another value,
-    and a fraction for other letters.
+    """Returns a random value for a letter: an integer for j, k, m and n, and a fraction for other letters. If a point
+    gives j, k, m or n a value that is not an integer, the letter gets a fraction too.
 
     `turn` is the number of the point. The fraction is always negative at every third point.
     """

@@ -148,7 +148,7 @@ def fault(harness: Harness) -> str | None:
 
 
 def installed(harness: Harness) -> dict[str, str]:
-    """The recorded version of every package in the environment, by the package's name."""
+    """Dict from the name of each package in the environment to its recorded version."""
     return dict((_recorded(harness) or {"installed": {}})["installed"])
 
 

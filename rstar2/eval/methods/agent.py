@@ -142,7 +142,8 @@ class AgentMethod:
         return trace.model_copy(update={"problem": text, "gold": gold})
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Returns the trace with two verdicts: by the benchmark's reading rule, and by the paper's."""
+        """Returns the trace with two verdicts: one by the benchmark's reading rule, and one by the paper's reading
+        rule."""
         part, read_by = benchmark_part(trace)
         verdict = await self.verdict(trace, problem, part)
         paper = part_to_grade(trace, "paper")

@@ -477,9 +477,9 @@ def _items(node: Node) -> Items:
 def _mirrored_bounds(
     a: Node, b: Node, interval: nodes.Brackets, other: nodes.Brackets
 ) -> Iterator[tuple[nodes.Brackets, nodes.Brackets]]:
-    """Yields pairs of intervals for a second comparison. In each pair, one of the two answers is a relation between two
-    letters whose sides are exchanged: if a < x was read as a bound on one letter, x > a is read as a bound on the other
-    letter."""
+    """Yields pairs of intervals for a second comparison. In each pair, one of the two answers is a relation, and its
+    sides are exchanged. If a < x was first read as a bound on one of its letters, x > a is now read as a bound on the
+    other letter."""
     for node, against in ((a, other), (b, interval)):
         if isinstance(node, nodes.Relation) and len(node.sides) == 2:
             mirrored = as_interval(nodes.Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))

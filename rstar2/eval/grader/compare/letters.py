@@ -85,7 +85,7 @@ def _letters(args: tuple[Node, ...]) -> list[str]:
 
 
 def states_kinds(node: Node) -> bool:
-    """Whether an answer states the kind of number, such as an integer, for which one of its letters stands."""
+    """Whether an answer says which kind of number one of its letters stands for, such as an integer."""
     return any(isinstance(part, nodes.Symbol) and part.numbers for part in walk(node))
 
 
@@ -128,7 +128,7 @@ def _kinds_of(letter: str, node: Node) -> set[str]:
 
 
 def _usual_kinds(letter: str, *answers: Node) -> set[str]:
-    """Returns the kinds of numbers for which a letter of the answers may stand if an answer states no kind."""
+    """Returns the kinds of numbers that a letter of the answers may stand for if an answer states no kind."""
     if any(_family_letter(answer) == letter for answer in answers):
         return {"integer"}
     bounds = [part for answer in answers for part in walk(answer) if _is_bound(part)]

@@ -3,7 +3,7 @@ r"""Reduces a prediction to the one answer that it states.
 A model that is rewarded for correct verdicts may write any text, and could learn to write a text that is accepted for
 many gold answers. Therefore a prediction is reduced to one value before it is compared. A chain such as
 `x = \frac{1}{3} \approx 0.333` may contain an exact value and its decimal approximation, and no other value. All values
-that equals signs join have to agree.
+joined by equals signs have to agree.
 
 Some signs have two readings: 30° is 30 or π/6, 5 % is 5 or 0.05, and log is natural or decimal. A whole answer such as
 30° may have either meaning. In a calculation such as 1° - 1, the two readings have different values and would be two
@@ -101,7 +101,7 @@ def _is_constant(node: Node) -> bool:
 
 
 def _common_value(values: list[Node], same: Same) -> Node:
-    """Returns the last of several values that equals signs join. Raises NoValue if another of the values differs from
+    """Returns the last of several values joined by equals signs. Raises NoValue if another of the values differs from
     the last value. Calculations such as 5 + 5 + 1 and values with letters are not compared with the last value."""
     last = values[-1]
     for value in values[:-1]:

@@ -39,7 +39,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def _listing(self) -> Node:
-        """Reads one answer, or several answers that are separated by commas and the like.
+        """Reads one answer, or several answers between separators such as commas.
 
         This rule also reads the content of braces.
         """

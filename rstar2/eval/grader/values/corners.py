@@ -1,4 +1,4 @@
-"""Corners: the places where |…|, roots, minima and the like change from one formula to another.
+"""Corners: the places where |…|, roots, minima and similar functions change from one formula to another.
 
 Between two neighbouring corners, an expression is a single formula, so one point is enough to test it.
 """

@@ -60,7 +60,8 @@ class Budget:
     def __init__(self, units: float = BUDGET) -> None:
         self.left = units
         self.values: dict[Any, Any] = {}
-        """The cached values of sums without free letters, by expression, number of digits and reading of signs."""
+        """The cached values of sums without free letters, keyed by expression, number of digits and reading of signs.
+        """
 
     def spend(self, units: float) -> None:
         """Uses up some of the work. If not enough work is left, this call and all later calls raise TooMuchWork."""

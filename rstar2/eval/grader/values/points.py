@@ -103,11 +103,11 @@ def _fingerprint(node: Node) -> str:
 
 
 def whole_letters(a: Node, b: Node) -> set[str]:
-    """Returns the letters that are integers: j, k, m, n, and the letters by which the expressions count
+    """Returns the letters that are integers: j, k, m, n, and the counting letters of the expressions
     (`_counting_letters`).
 
-    A letter by which only one of the expressions counts is an integer only if the other expression is rational: when
-    gcd(x, x) is compared with |x|, x is not an integer.
+    A counting letter of only one expression is an integer only if the other expression is rational: when gcd(x, x) is
+    compared with |x|, x is not an integer.
     """
     counting = [_counting_letters(node) for node in (a, b)]
     letters = counting[0] & counting[1]
@@ -119,8 +119,8 @@ def whole_letters(a: Node, b: Node) -> set[str]:
 
 
 def _counting_letters(node: Node) -> set[str]:
-    """Returns the letters by which an expression counts: the letters in factorials and similar functions, and in the
-    bounds of sums and products."""
+    """Returns the counting letters of an expression: the letters in factorials and similar functions, and in the bounds
+    of sums and products."""
     letters = set[str]()
     for part in walk(node):
         if isinstance(part, Call) and part.name in _COUNTING:
@@ -229,8 +229,8 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
 
 
 def _divided(a: Node, b: Node) -> Iterator[Node]:
-    """Yields the parts of two expressions whose divisors matter, such as n + 2 in gcd(n + 2, 59) and in (n + 2) mod
-    59."""
+    """Yields the parts of two expressions that are arguments of gcd, lcm or mod, such as n + 2 in gcd(n + 2, 59) and in
+    (n + 2) mod 59."""
     for node in (a, b):
         for part in walk(node):
             if isinstance(part, Call) and part.name in {"gcd", "lcm"}:
@@ -364,7 +364,7 @@ def has_steps(a: Node, b: Node) -> bool:
 
 
 def is_piecewise(a: Node, b: Node) -> bool:
-    """Whether one of two expressions may be piecewise, because it has |…|, minima, floors, (-1)^x or the like."""
+    """Whether one of two expressions may be piecewise, because it has |…|, minima, floors, (-1)^x or similar parts."""
     return bool((functions(a) | functions(b)) & (LENGTHS | STEPS)) or any(
         (isinstance(part, Power) and _has_whole_argument(part, variables(part))) or _is_root_of_a_square(part)
         for node in (a, b)
