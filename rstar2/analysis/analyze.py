@@ -131,7 +131,7 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
     with_entropy = [one for one in measured if one.kind]
     if (source.model or source.url) and not with_entropy:
         raise UserError(
-            f"no trace in {', '.join(map(str, paths))} has token ids, which entropies need",
+            f"no trace in {', '.join(map(str, paths))} has token ids, which are needed for entropies",
             "Servers return no token ids over a chat API. To analyse calls and behaviour, leave out --model and --url.",
         )
     entropy_tables = uncertainty.tables(

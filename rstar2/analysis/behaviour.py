@@ -38,7 +38,7 @@ _FACTS = {
 """Maps each fact about a trace to the name of the column that shows the fact's mean over all traces."""
 _NOTES = {
     "tokens": "after the prompt, tool replies included",
-    "truncated share": "did not end with an answer, such as at the limit of tokens",
+    "truncated share": "ended without an answer, for example at the token limit",
     "no answer tag share": "without <answer>",
     "unclosed tag share": "with a tag that is opened and not closed",
     "checked share": "with a tool call after a boxed value",

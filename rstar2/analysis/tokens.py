@@ -97,7 +97,7 @@ class TokenReader:
         )
 
     def _turn(self, trace: Trace, turn: Turn) -> tuple[NDArray[np.uint8], NDArray[np.uint16], list[str]]:
-        """The kind, the characters and the word of each token of a turn."""
+        """The kind, the number of characters and the word of each token of a turn."""
         ids = trace.response_ids[turn.start : turn.end]
         texts, holders = self.texts(ids)
         if not turn.tagged:

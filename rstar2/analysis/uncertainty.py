@@ -207,9 +207,9 @@ class Uncertainty:
         """k of each group: the number of places after a reply at which words are more uncertain than elsewhere. A
         group's k may be 0.
 
-        The excess of a place is the sum, over the words at this place after a reply, of a word's entropy minus the mean
-        entropy of words elsewhere. k is the number of places, counted from the reply, whose excesses have the largest
-        sum. The search ends after the first WINDOW consecutive places whose excesses sum to 0 or less, because
+        The excess of a word is its entropy minus the mean entropy of words elsewhere. The excess of a place is the sum
+        of the excesses of all words at this place after a reply. k maximises the sum of the excesses of the first k
+        places. The search ends after the first WINDOW consecutive places with excesses that sum to 0 or less, because
         reflection follows the reply directly. The search also ends at the first place that has a token in fewer than a
         tenth of the replies. A group with fewer than _FEW replies gets the k that is computed from all replies
         together.
@@ -494,7 +494,7 @@ def _page_tables(sets: list[Uncertainty]) -> list[Table]:
         Table(
             "entropy_contrasts",
             "Entropy after tool replies, compared with other places",
-            "Differences of mean entropies, in nats. words: words after a reply, compared with words. all tokens: all "
+            "Differences of mean entropies, in nats. words: words after a reply, compared with other words. all tokens: all "
             f"tokens after a reply, compared with the prose elsewhere. {INTERVAL_NOTE}",
             ("traces of", "contrast", "first tokens", "difference", *INTERVAL),
             [(each.label, *name, *interval(of)) for each in sets for name, of in each.contrasts().items()],

@@ -34,13 +34,12 @@ If none of P observed problems changed, a share of up to 3/P of all problems of 
 % confidence).
 """
 DOUBT = 0.8
-"""The assumption that an unseen change is a whole flip gets a weight between 0 and 1, which is a power of this factor.
-If two runs differ on every problem, each of the P differences multiplies the weight by this factor.
+"""Base of the weight for the assumption that an unseen change is a whole flip. If two runs differ on d of P problems,
+the weight is DOUBT^(d²/P), which lies between 0 and 1.
 
-In a whole flip, one run never solves a problem, and the other run always solves it. If two runs differ on d of P
-problems, the weight of a whole flip is DOUBT^(d²/P). For example, if two runs differ a little on all of ten problems,
-the weight is a tenth. If two runs differ on only a few problems, these differences say less about the problems on which
-the runs agree. A larger DOUBT allows for more flips, and makes intervals wider.
+In a whole flip, one run never solves a problem, and the other run always solves it. For example, if two runs differ a
+little on all of ten problems, the weight is a tenth. If two runs differ on only a few problems, these differences say
+less about the problems on which the runs agree. A larger DOUBT allows for more flips, and makes intervals wider.
 """
 POWER = 0.8
 """Statistical power at which the minimum detectable effect is computed."""
@@ -190,18 +189,18 @@ def paired_difference(a: Samples, b: Samples) -> PairedDifference:
 def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> PairedDifference:
     """Returns the mean of the problems' differences, with an interval clustered by problem.
 
-    The interval excludes zero if the paired t-test finds a difference. With few problems, the interval excludes zero
-    less often than the t-test finds a difference: the p-value must be below 0.049 with 30 problems, below 0.038 with 10
-    and below 0.006 with 5. With fewer than 5 problems, the interval never excludes zero.
+    The interval excludes zero only if the paired t-test finds a difference. With few problems, the test's p-value must
+    be even smaller: below 0.049 with 30 problems, 0.038 with 10 and 0.006 with 5. With fewer than 5 problems, the
+    interval never excludes zero.
 
     The interval of the t-test alone covers rare changes badly. If a share f of all problems flips, then with
     probability (1 - f)^P none of the P measured problems flips, and Student's interval has zero width. Therefore the
     interval allows for unseen changes: the true mean can be farther from zero than the measured mean, or on the other
     side of zero, only if problems change that were not observed to change. `_unseen_change` returns the assumed size of
     each unseen change. When a supposed true mean is tested, the square of this size is added to the variance for each
-    unseen change that the supposed mean requires. The ends of the interval are the supposed means that the test just
-    does not reject. If few problems flip, the interval is close to Tango's score interval. If the runs differ on none
-    of the P problems, the ends of the interval are -3/P and +3/P.
+    unseen change that the supposed mean requires. The interval consists of the supposed means that the test does not
+    reject. If few problems flip, the interval is close to Tango's score interval. If the runs differ on none of the P
+    problems, the ends of the interval are -3/P and +3/P.
 
     Sources: Tango, Statistics in Medicine 17, 891 (1998), for the variance at a supposed mean; Miller, arXiv
     2411.00640, for the paired t-test and the detectable difference.

@@ -139,7 +139,7 @@ class Benchmark:
 def find(name: str) -> Benchmark:
     """Find a benchmark by name: one of `NAMES`, a mathematics set, a file of problems, or `module:object`.
 
-    A file of problems is not read by this function, but only when its problems are loaded.
+    This function does not read a file of problems. The file is read when its problems are loaded.
 
     Raises:
         UserError: there is no such benchmark.

@@ -102,7 +102,7 @@ class BFCLMethod:
 def loading(harness: Harness, program: str) -> Load:
     """Returns the function that loads the entries of a BFCL harness.
 
-    The entries are taken in turn from all categories, so that the first N entries contain all categories.
+    The entries are in round-robin order over the categories, so that the first N entries contain all categories.
     """
 
     def load(files: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:

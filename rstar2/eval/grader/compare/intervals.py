@@ -51,7 +51,7 @@ def same_region(a: Region, b: Region) -> bool:
 
 
 def is_region(node: Node) -> bool:
-    """Whether a node is certainly a set of numbers, rather than perhaps a point or a list."""
+    """Whether a node is certainly a set of numbers, so that it cannot be a point or a list."""
     match node:
         case nodes.Brackets(opening=opening, closing=closing, items=items):
             return len(items) == 2 and (opening, closing) in {("(", "]"), ("[", ")")}

@@ -39,8 +39,7 @@ def other_letter(gold: Node, pred: Node) -> dict[str, str]:
 
 
 def other_arguments(gold: Node, pred: Node) -> dict[str, Node]:
-    """Returns a dictionary that replaces the prediction's names for the arguments of a function by the gold answer's
-    names.
+    """Returns a dict from the prediction's names for the arguments of a function to the gold answer's names.
 
     For the gold answer f(x) = x and the prediction f(z) = z, z becomes x. The dictionary is empty if the names are the
     same, or if the answers do not define the same function of the same number of letters.

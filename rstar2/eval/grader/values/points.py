@@ -47,27 +47,28 @@ COMPLEX_FUNCTIONS = LENGTHS | {"Re", "Im", "arg"}
 """Functions whose arguments may be complex."""
 _INVERSES = frozenset({"arcsin", "arccos", "arctan", "arccot"})
 _COUNTING = frozenset({"factorial", "double_factorial", "binom", "gcd", "lcm"})
-"""Functions in whose arguments all letters are integers, whatever the letters are."""
+"""Functions whose arguments contain only integer letters: in gcd(x, 6), even x is an integer."""
 _USUALLY_WHOLE = frozenset("jkmn")
 """Letters that are usually integers."""
 _DIGITS = 40
 _DENOMINATORS, _FINE_DENOMINATORS, _FINE_TURNS = (1000, 2000), (1 << 40, 1 << 41), range(0, 12, 2)
-"""The usual range and the fine range, from which the denominators of fractions are drawn, and the indices of the points
-for which the fine range is used. A fixed denominator would miss some differences: sin(2018πx) is zero at all fractions
-over 2018. Denominators in the fine range usually have large prime factors, so that a factorial times a fraction is not
-an integer."""
+"""Two ranges from which denominators of fractions are drawn (usual and fine), and the indices of the points that use
+the fine range. A fixed denominator would miss some differences: sin(2018πx) is zero at all fractions over 2018.
+Denominators in the fine range usually have large prime factors, so that a factorial times a fraction is not an integer.
+"""
 _SIZES = (6, 20, 200, 2000, 1 << 20, 1 << 64)
-"""Maximum values for letters that are integers. The points use these maximum values in turn."""
+"""Maximum values for letters that are integers. The points cycle through these values."""
 _SERIES_SIZES = (5, 10, 20, 40)
-"""Maximum values, in turn, for letters that are integers, if a letter is a bound of a sum or product. They are small
-because the sum or product is computed term by term."""
+"""Maximum values for letters that are integers, if a letter is a bound of a sum or product. The points cycle through
+these values. They are small because the sum or product is computed term by term."""
 _MIXED_SIZES = (4, 8, 16, 40)
-"""Maximum values, in turn, for letters that are integers, if the expressions also have real letters, as in x^n."""
+"""Maximum values for letters that are integers, if the expressions also have real letters, as in x^n. The points cycle
+through these values."""
 _STEPPED_SIZES = (300, 3000)
-"""Further maximum values for letters that are integers, if the expressions have steps and real letters: ⌊n/100⌋ equals
-its square for n up to 199."""
+"""Additional maximum values for letters that are integers, if the expressions have steps and real letters: ⌊n/100⌋
+equals its square for n up to 199."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
-"""The intervals from which values of real letters are drawn. The points use these intervals in turn."""
+"""The intervals from which values of real letters are drawn. The points cycle through these intervals."""
 _NEGATIVE_TURN = 6
 """If an expression also has letters that are integers, its real letters are negative at only one point in this many,
 because x^(n/2) has few values at negative x."""
