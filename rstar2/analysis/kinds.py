@@ -21,8 +21,8 @@ from rstar2.loop.turns.formulas import FORMULA
 
 Kind = Literal["word", "number", "sign", "code", "call", "answer", "tag"]
 """word, number, sign: parts of the model's prose. A sign is punctuation, white space, or a part of a formula that is
-not a number. code: the code of a call, and text between backticks in the prose. call: a call's text around its code.
-answer: text inside `<answer>`. tag: markup and special tokens.
+not a number. code: the code of a call, and text between backticks in the prose. call: the rest of a call's text, around
+its code. answer: text inside `<answer>`. tag: markup and special tokens.
 """
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PROSE = KINDS[:3]

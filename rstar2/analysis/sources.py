@@ -30,7 +30,7 @@ class TraceSet:
     generated the traces.
     """
     tokenizer: Path | None
-    """Folder of a model of the run that has the same tokenizer as the traces."""
+    """Folder of one of the run's models, whose tokenizer is that of the traces."""
 
     @property
     def model_sha256(self) -> str | None:

@@ -67,7 +67,7 @@ class Table:
 
 
 def heading(column: str) -> str:
-    """Returns the name of a column as it is printed for people."""
+    """Returns the heading under which a column is shown."""
     return column.removesuffix(" share")
 
 
@@ -92,7 +92,7 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 def text_of(column: str, value: Value) -> str:
-    """Returns a cell as it is printed for people."""
+    """Returns the text with which a cell is shown."""
     if value is None:
         return "–"
     if isinstance(value, float):

@@ -376,8 +376,7 @@ class _Comparison:
 
 
 def _kind(a: Node, b: Node) -> str:
-    """Returns the kind of answer, such as `list`, that decides by which rule two answers are compared. The kind is also
-    the name of this rule."""
+    """Returns the name of the rule that compares two answers, such as `list`. The kinds of the answers decide the rule."""
     kinds = {type(a), type(b)}
     if nodes.Text in kinds:
         return "text"

@@ -117,7 +117,7 @@ def _common_value(values: list[Node], same: Same) -> Node:
 
 
 def _is_working(node: Node) -> bool:
-    """Whether a value is a calculation on the way to the answer, such as 5 + 5 + 1."""
+    """Whether a value is an intermediate calculation, such as 5 + 5 + 1."""
     steps = nodes.Sum | nodes.Product
     return isinstance(node, steps) and all(isinstance(part, steps | nodes.Number) for part in walk(node))
 

@@ -284,8 +284,8 @@ class Arithmetic(ABC):
     def _argument(self, whole_number: bool = False) -> Node:
         """The argument of a command: a group in braces, or the next operand.
 
-        Without braces, only the first letter of a word and the first digit of a number are taken, as in TeX. If
-        `whole_number`, all digits of the number are taken.
+        Without braces, only the first letter of a word and the first digit of a number are consumed, as in TeX. If
+        `whole_number`, all digits of the number are consumed.
         """
         tokens = self._tokens
         if tokens.accept("sign", "{"):

@@ -67,9 +67,9 @@ from rstar2.eval.grader.values.points import (
 from rstar2.eval.grader.values.rational import Plan, plan
 
 PRECISE_DIGITS = 230
-"""Whether one equation is a multiple of another is decided by the ratio of their values at several points. The first
-ratios are computed to this number of digits. With 40 digits, the lines y = 10^40 x + √2 and y = 10^40 x + √3 would
-count as equal."""
+"""Number of digits to which the first ratios of two equations' values are computed. These ratios, at several points,
+decide whether one equation is a multiple of the other. With 40 digits, the lines y = 10^40 x + √2 and y = 10^40 x + √3
+would count as equal."""
 SMOOTH_POINTS, EDGED_POINTS = 6, 64
 """The number of points at which expressions have to agree. The first number applies to smooth expressions, and the
 second to expressions with corners, jumps or functions such as gcd."""

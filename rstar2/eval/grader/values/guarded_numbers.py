@@ -157,7 +157,7 @@ class Setting:
     set."""
 
     def step(self) -> None:
-        """Spends the work for visiting a node."""
+        """Charges the cost of visiting a node to the budget."""
         self.budget.spend(_STEP)
 
     def library(self, function: Callable[..., Any], *arguments: Any, cost: float = 10) -> Value:
@@ -199,8 +199,8 @@ class Setting:
         return value
 
     def _pay(self, value: Fraction, *, reduced: bool) -> None:
-        """Spends work on computing an exact number. The cost grows with the square of the number's size, and is higher
-        if the fraction has to be reduced."""
+        """Charges the cost of computing an exact number to the budget. The cost grows with the square of the number's
+        size, and is higher if the fraction has to be reduced."""
         bits = value.numerator.bit_length() + value.denominator.bit_length()
         if bits > MAX_BITS:
             raise BeyondGuards("a number that is too large")
