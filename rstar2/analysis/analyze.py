@@ -88,7 +88,7 @@ class Analysis:
     sizes: dict[Path, int]
     """Size of each file of traces, in bytes, when it was read."""
     outages: list[Outages]
-    """For each service that was unreachable, how long it was unreachable and the causes of the retries."""
+    """For each service that was unreachable, the duration of the outage and the causes of the retries."""
 
     def write(self, folder: Path) -> None:
         """Write the tables and charts to a folder. Raises Failure if a file cannot be written."""

@@ -243,7 +243,7 @@ def tables(sets: list[Calls]) -> list[Table]:
 def charts(sets: list[Calls], steps: Table) -> list[Chart]:
     """A chart for each set with several training steps.
 
-    The lines of a chart are shares of calls: all failures in correct traces, and the commonest kinds of failures in all
+    Each line of a chart is a share of calls: all failures in correct traces, and the commonest kinds of failures in all
     traces.
     """
     set_charts = []

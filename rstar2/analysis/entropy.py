@@ -41,9 +41,9 @@ def stored_surprisal(trace: Trace) -> NDArray[np.float32] | None:
     """The negative log-probability of each generated token, from the trace. The result is None if the trace has no
     log-probabilities.
 
-    The expectation of a token's negative log-probability is the entropy. Therefore means over many tokens estimate the
-    mean entropy without bias, but a single value says little. The result has shape (M,) for M tokens with mask 1, in
-    nats.
+    The expectation of a token's negative log-probability is the entropy. The mean over many tokens is therefore an
+    unbiased estimate of the mean entropy, but a single value says little. The result has shape (M,) for M tokens with
+    mask 1, in nats.
     """
     if trace.logprobs is None:
         return None

@@ -125,8 +125,8 @@ class TokenReader:
         Returns:
             Two lists with an entry per token. The first list has the token's text. If several tokens spell one
             character, the first of these tokens has the whole character as its text, and the others have an empty text.
-            The second list has the token's own index, or, if several tokens spell one character, the index of the first
-            of these tokens. Special tokens have an empty text.
+            The second list has the token's own index. If several tokens spell one character, it has the index of the
+            first of them. Special tokens have an empty text.
         """
         known = self._texts
         texts = [known[token_id] if token_id in known else self._text(token_id) for token_id in token_ids]

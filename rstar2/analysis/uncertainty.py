@@ -494,8 +494,8 @@ def _page_tables(sets: list[Uncertainty]) -> list[Table]:
         Table(
             "entropy_contrasts",
             "Entropy after tool replies, compared with other places",
-            "Differences of mean entropies, in nats. words: words after a reply, compared with other words. all tokens: "
-            f"all tokens after a reply, compared with the prose elsewhere. {INTERVAL_NOTE}",
+            "Differences of mean entropies, in nats. words: words after a reply, compared with other words. all "
+            f"tokens: all tokens after a reply, compared with the prose elsewhere. {INTERVAL_NOTE}",
             ("traces of", "contrast", "first tokens", "difference", *INTERVAL),
             [(each.label, *name, *interval(of)) for each in sets for name, of in each.contrasts().items()],
             {"first tokens": "the number of tokens after a reply over which the mean is taken"},

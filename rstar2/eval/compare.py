@@ -56,8 +56,8 @@ class ScoreDifference:
 class Incomplete:
     """A run that lacks samples.
 
-    Samples are not missing at random: a long sample fails, or is in flight when the run stops, more often than a short
-    one. A difference between the runs may therefore come from the missing samples.
+    Samples are not missing at random: long samples are more likely to fail, or to be in flight when the run stops. A
+    difference between the runs may therefore come from the missing samples.
     """
 
     run: Literal["A", "B"]
@@ -105,7 +105,7 @@ class Comparison:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval excludes zero, which shows that the runs differ."""
+        """Whether the interval excludes zero. If so, the runs differ significantly."""
         low, high = self.interval
         return low > 0 or high < 0
 

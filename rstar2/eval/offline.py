@@ -109,8 +109,7 @@ _Read = Callable[[Path, _OnFault], Iterator[tuple[int, dict[str, Any]]]]
 
 
 def _reader(path: Path) -> tuple[Unit, _Read]:
-    """Returns the word that messages use for a row of the file ("line" or "row"), and the function that reads the
-    rows."""
+    """Returns the word for a row in messages ("line" or "row"), and the function that reads the rows."""
     match path.suffix.lower():
         case ".parquet":
             return "row", _parquet_rows

@@ -84,7 +84,7 @@ def avg_at_n(correct: Samples) -> AvgAtN:
     The run-to-run interval is a Student's t interval. Its variance is the sum of the unbiased variances within
     problems, plus z²/N² for N samples in all. If all samples agree, the term z²/N² gives the width of Wilson's
     interval, so that no interval has zero width. A problem with a single sample has no variance of its own, and gets
-    the binomial variance of the overall mean, which is an upper bound on average.
+    the binomial variance of the overall mean, which is an upper bound in expectation.
     """
     rates, sizes = _rates(correct)
     mean = float(rates.mean())
@@ -161,8 +161,8 @@ def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[
     result if one of them is chosen at random.
 
     Args:
-        answers: a name for the answer of each sample. Equal answers have the same name. None means that the sample has
-            no answer and casts no vote.
+        answers: a label for the answer of each sample. Equal answers have the same label. None means that the sample
+            has no answer and casts no vote.
         correct: whether each sample is correct, in a table of the same shape.
 
     Raises:
@@ -193,14 +193,14 @@ def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> Paire
     be even smaller: below 0.049 with 30 problems, 0.038 with 10 and 0.006 with 5. With fewer than 5 problems, the
     interval never excludes zero.
 
-    The interval of the t-test alone covers rare changes badly. If a share f of all problems flips, then with
-    probability (1 - f)^P none of the P measured problems flips, and Student's interval has zero width. Therefore the
-    interval allows for unseen changes: the true mean can be farther from zero than the measured mean, or on the other
-    side of zero, only if problems change that were not observed to change. `_unseen_change` returns the assumed size of
-    each unseen change. When a supposed true mean is tested, the square of this size is added to the variance for each
-    unseen change that the supposed mean requires. The interval consists of the supposed means that the test does not
-    reject. If few problems flip, the interval is close to Tango's score interval. If the runs differ on none of the P
-    problems, the ends of the interval are -3/P and +3/P.
+    The interval of the t-test alone has poor coverage if changes are rare. If a share f of all problems flips, then
+    with probability (1 - f)^P none of the P measured problems flips, and Student's interval has zero width. Therefore
+    the interval allows for unseen changes: the true mean can be farther from zero than the measured mean, or on the
+    other side of zero, only if problems change that were not observed to change. `_unseen_change` returns the assumed
+    size of each unseen change. When a supposed true mean is tested, the square of this size is added to the variance
+    for each unseen change that the supposed mean requires. The interval consists of the supposed means that the test
+    does not reject. If few problems flip, the interval is close to Tango's score interval. If the runs differ on none
+    of the P problems, the ends of the interval are -3/P and +3/P.
 
     Sources: Tango, Statistics in Medicine 17, 891 (1998), for the variance at a supposed mean; Miller, arXiv
     2411.00640, for the paired t-test and the detectable difference.
@@ -290,10 +290,10 @@ def _detectable(problems: int, noise: float, change: float) -> float | None:
     """Returns the minimum detectable effect at power `POWER`, if the true difference is the same for all problems.
     Returns None if even a difference of 1 has less power.
 
-    The difference must be large enough compared with the noise, by the noncentral t distribution. In addition, enough
-    problems must change. If some problems change by the same amount and all other problems do not change, a difference
-    is found if four problems change, but not if three change. In a benchmark of five problems, the difference is found
-    only if all five change.
+    The difference must be large enough compared with the noise, according to the noncentral t distribution. In
+    addition, enough problems must change. If some problems change by the same amount and all other problems do not
+    change, a difference is found if four problems change, but not if three change. In a benchmark of five problems, the
+    difference is found only if all five change.
 
     Args:
         problems: number of problems, at least two.

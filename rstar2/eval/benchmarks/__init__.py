@@ -191,7 +191,7 @@ def _problems_of(
 ) -> list[Problem]:
     """The problems of a user's benchmark.
 
-    Raises UserError if the benchmark has no problems, if a problem is not a Problem whose fields are texts, or if two
+    Raises UserError if the benchmark has no problems, if a problem is not a Problem with text fields, or if two
     problems have the same id.
     """
     with failures_named(name, "the benchmark"):

@@ -63,7 +63,7 @@ def _graded_quickly(gold: str | None, pred: str | None) -> Verdict | None:
 
 
 class _Stopped(Exception):
-    """The worker ended, or the pool ended it, before it answered."""
+    """The worker exited, or the pool killed it, before it answered."""
 
     def __init__(self, deadline: bool, stuck: bool = False) -> None:
         super().__init__()

@@ -154,8 +154,8 @@ def _with_calls(message: Message) -> ParsedTurn:
 class ServerChat:
     """A model on any server that supports OpenAI's chat completions.
 
-    If fewer tokens are left in the model's context than the budget allows, the reply gets the tokens that are left. If
-    no tokens are left, the reply is empty and its finish is `length`.
+    If fewer tokens are left in the model's context than the budget allows, the reply may use only the tokens that are
+    left. If no tokens are left, the reply is empty and its finish is `length`.
 
     Args:
         url: URL of the server, with or without `/v1`.

@@ -253,7 +253,7 @@ def _complement(region: Region) -> Region:
 def _close(a: Any, b: Any) -> bool:
     """Whether two ends, computed to 40 digits, are the same.
 
-    Raises NoValue if the two ends are too large to be told apart.
+    Raises NoValue if the two ends are too large to be distinguished.
     """
     size = max(abs(a), abs(b))
     if size < a.context.inf and size > _LARGEST_END:

@@ -28,8 +28,7 @@ from rstar2.eval.grader.values.numbers import constant_value, real_value, whole_
 from rstar2.eval.grader.values.points import ROUNDING
 
 _CLOSE = 100
-"""An approximation, such as 22/7 or 1.27·10^30, may differ from the exact value by at most the exact value divided by
-this number."""
+"""The inverse of the maximum relative error of an approximation, such as 22/7 or 1.27·10^30."""
 _SIGNS = frozenset({"percent", "degree"})
 _DOUBLE = _SIGNS | {"log"}
 """The names of functions and postfix signs that have two readings."""

@@ -106,8 +106,7 @@ class Arithmetic(ABC):
         return negative(self._factor()) if negated else self._factor()
 
     def _side_by_side(self, left: Node) -> Node:
-        """Returns the product of `left` and the factor after it, or the mixed number that `left` and the factor
-        form."""
+        """Returns `left` and the next factor as one value: their product, or a mixed number such as 1 1/2."""
         tokens = self._tokens
         after_digits = tokens.peek(-1).kind == "number"  # (-2) 9/2 is a product
         is_whole = (

@@ -72,8 +72,8 @@ def _corner_arguments(part: Node) -> list[Node]:
 
 
 def _zero(value: Node, name: str, point: Mapping[str, Fraction], start: tuple[int, int]) -> Fraction | None:
-    """Returns the value of a letter, to a millionth, at which an expression is zero. Returns None if the secant method
-    finds no such value."""
+    """Returns the value of a letter at which an expression is zero, accurate to a millionth. Returns None if the secant
+    method finds no such value."""
     low, high = map(Fraction, start)
     with contextlib.suppress(NoValue, OverflowError):
         bottom, top = (_real(value, {**point, name: place}) for place in (low, high))

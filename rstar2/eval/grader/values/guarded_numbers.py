@@ -19,7 +19,7 @@ MAX_SPREAD_BITS = 200
 """Inexact numbers whose sizes differ by more than this many bits are not added, because the smaller number would be
 lost in rounding noise."""
 BUDGET = 40_000
-"""Maximum work for grading one answer. A unit of work is about one microsecond on a processor of 2024."""
+"""Maximum work for grading one answer. A unit of work is about one microsecond on a 2024 processor."""
 _STEP = 3
 """The cost of visiting a node, in units of `BUDGET`."""
 _EXACT_BITS = 500
@@ -133,8 +133,8 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A point and the way in which expressions are evaluated at it, with arithmetic that keeps the limits of this
-    module."""
+    """A point and the settings for evaluating expressions at it. The methods are arithmetic that enforces the limits of
+    this module."""
 
     symbols: Mapping[str, Constant]
     """The values of the letters."""

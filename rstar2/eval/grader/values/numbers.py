@@ -29,8 +29,8 @@ ROUNDED_DIGITS = 7
 FLOAT_DIGITS = 15
 """A float that is not a short decimal is printed with at least this many significant digits."""
 FLOAT_PLACES = 20
-"""The decimal that Python prints for a float differs by less than this many units of its last digit from every number
-that is rounded to this float."""
+"""Upper bound on the difference between the decimal that Python prints for a float and any number that rounds to this
+float. The bound is in units of the decimal's last digit."""
 MAX_FLOAT = 10**300
 LOW_DIGITS, HIGH_DIGITS = 40, 80
 """The number of digits in the first comparison of two values, and in the second comparison, which confirms the
