@@ -76,7 +76,7 @@ class Adaptations:
 
         def left_out(field: str, reason: str) -> None:
             message = (
-                f"requests to {whose} no longer send `{field}`, so the server uses its default. "
+                f"requests to {whose} no longer send `{field}`, so the server's default applies. "
                 f"To set `{field}`, use a server that accepts it."
             )
             self._note(f"{prefix}{_FIELDS}", field, reason, message)

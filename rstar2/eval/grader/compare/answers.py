@@ -376,7 +376,7 @@ class _Comparison:
 
 
 def _kind(a: Node, b: Node) -> str:
-    """Returns the name of the rule that compares two answers, such as `list`. The kinds of the answers decide the rule."""
+    """Returns the name of the rule that compares two answers, such as `list`. The rule depends on their kinds."""
     kinds = {type(a), type(b)}
     if nodes.Text in kinds:
         return "text"

@@ -183,7 +183,8 @@ class TokenStream:
         return self._tokens[self.place]
 
     def peek(self, ahead: int = 1) -> Token:
-        """Returns the token `ahead` places after the next token, without consuming it. A negative `ahead` looks back."""
+        """Returns the token `ahead` places after the next token, without consuming it. A negative `ahead` looks
+        back."""
         index = self.place + ahead
         return self._tokens[index] if index < len(self._tokens) else END
 
