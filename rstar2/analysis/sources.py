@@ -30,7 +30,7 @@ class TraceSet:
     generated the traces.
     """
     tokenizer: Path | None
-    """Folder of one of the run's models, whose tokenizer is that of the traces."""
+    """Folder of a model in the run that uses the tokenizer of the traces."""
 
     @property
     def model_sha256(self) -> str | None:

@@ -376,7 +376,8 @@ class _Comparison:
 
 
 def _kind(a: Node, b: Node) -> str:
-    """Returns the name of the rule that compares two answers, such as `list`. The rule depends on their kinds."""
+    """Returns the name of the rule that compares two answers, such as `list`. The rule depends on the kinds of the
+    answers."""
     kinds = {type(a), type(b)}
     if nodes.Text in kinds:
         return "text"

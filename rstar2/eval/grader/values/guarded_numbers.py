@@ -133,8 +133,8 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A point and the settings for evaluating expressions at it. The methods are arithmetic that enforces the limits of
-    this module."""
+    """A point and the settings for evaluating expressions at it. The methods do arithmetic within the limits of this
+    module."""
 
     symbols: Mapping[str, Constant]
     """The values of the letters."""

@@ -47,7 +47,7 @@ COMPLEX_FUNCTIONS = LENGTHS | {"Re", "Im", "arg"}
 """Functions whose arguments may be complex."""
 _INVERSES = frozenset({"arcsin", "arccos", "arctan", "arccot"})
 _COUNTING = frozenset({"factorial", "double_factorial", "binom", "gcd", "lcm"})
-"""Functions whose arguments contain only integer letters: in gcd(x, 6), even x is an integer."""
+"""Functions whose arguments contain only integer letters: in gcd(x, 6), x is an integer too."""
 _USUALLY_WHOLE = frozenset("jkmn")
 """Letters that are usually integers."""
 _DIGITS = 40
