@@ -47,7 +47,7 @@ SOURCES = {
     "server": "lower bound",
     "kept": "as sampled",
 }
-"""For each source of entropies, the text that the column "source" of a table shows."""
+"""Dict from each source of entropies to its text in the column "source" of a table."""
 
 OnProgress = Callable[[str, int], None]
 """Called with the label of a set of traces, and the number of its traces that have been analysed."""
@@ -81,14 +81,14 @@ class Analysis:
     """The tables and charts of all sets of traces."""
 
     tables: list[Table]
-    """Each table has the rows of all sets."""
+    """Each table covers all sets."""
     charts: list[Chart]
     paths: list[Path]
     """The runs and files that were analysed."""
     sizes: dict[Path, int]
     """Size of each file of traces, in bytes, when it was read."""
     outages: list[Outages]
-    """For each service that was unreachable, how long it was unreachable and the causes of the retries."""
+    """For each service that was unreachable, the duration of the outage and the causes of the retries."""
 
     def write(self, folder: Path) -> None:
         """Write the tables and charts to a folder. Raises Failure if a file cannot be written."""
@@ -131,7 +131,7 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
     with_entropy = [one for one in measured if one.kind]
     if (source.model or source.url) and not with_entropy:
         raise UserError(
-            f"no trace in {', '.join(map(str, paths))} has token ids, which entropies need",
+            f"no trace in {', '.join(map(str, paths))} has token ids, which are needed for entropies",
             "Servers return no token ids over a chat API. To analyse calls and behaviour, leave out --model and --url.",
         )
     entropy_tables = uncertainty.tables(
@@ -193,7 +193,7 @@ class _Entropies:
         self, traces: TraceSet, source: EntropySource, models: _Models, retries: RetryPolicy
     ) -> None:
         self.on_wait: OnWait | None = None
-        """Called with the reason when a request waits for the server."""
+        """Called when a request waits for the server. The argument is the reason."""
         self._source = source
         self._models = models
         self._retries = retries
@@ -223,9 +223,9 @@ class _Entropies:
         self.reader = TokenReader(self._tokenizer) if self._tokenizer is not None else None
 
     def source_text(self) -> str:
-        """Returns the text that the column "source" of a table shows for these entropies.
+        """Returns the text for these entropies in the column "source" of a table.
 
-        The text says whether the entropies come from another model than the traces, or that this was not checked.
+        The text also says if another model than the traces' model computed the entropies, or if this is not known.
         """
         text = SOURCES[self.about["source"]]
         if self.about["source"] != "model" or self._model_of_traces == self.about["sha256"]:
@@ -402,8 +402,8 @@ def _entropy_steps(sets: list[_Set]) -> Table:
 
 
 def _arms(sets: list[_Set]) -> Table:
-    """Compares every two sets of traces that have the same name but different arms (`TraceSet.arm`). A row has the
-    values in the first and the second set, and their difference.
+    """Compares each pair of trace sets with the same name and different arms (`TraceSet.arm`). A row has the value in
+    each of the two sets, and their difference.
     """
     rows: list[Row] = []
     for place, a in enumerate(sets):

@@ -38,11 +38,11 @@ _FACTS = {
 """Maps each fact about a trace to the name of the column that shows the fact's mean over all traces."""
 _NOTES = {
     "tokens": "after the prompt, tool replies included",
-    "truncated share": "did not end with an answer, such as at the limit of tokens",
+    "truncated share": "ended without an answer, for example at the token limit",
     "no answer tag share": "without <answer>",
     "unclosed tag share": "with a tag that is opened and not closed",
     "checked share": "with a tool call after a boxed value",
-    "repeated text share": f"share of a trace's sequences of {GRAM} tokens that occurred earlier in it",
+    "repeated text share": f"share of {GRAM}-token sequences that already occurred earlier in the trace",
 }
 """Explanations of columns."""
 
@@ -211,7 +211,7 @@ def tables(sets: list[Behaviour]) -> list[Table]:
 
 
 def charts(sets: list[Behaviour], steps: Table) -> list[Chart]:
-    """A chart per set with signs of collapse over training steps: truncation, repeated text and unclosed tags."""
+    """For each set, a chart of the signs of collapse by training step: truncation, repeated text and unclosed tags."""
     set_charts = []
     for each in sets:
         rows = [row for row in steps.rows if row[0] == each.label]

@@ -73,8 +73,8 @@ class Calls:
         self._by_turn: dict[int, Counter[str]] = defaultdict(Counter)
         self._seconds: list[float] = []
         self._tries: list[int] = []
-        """For each turn whose failed call was repaired, the number of later turns with calls until a turn in which no
-        call failed. That turn counts too.
+        """The number of turns that each repair took: the later turns with calls, up to and including the first turn in
+        which no call failed.
         """
 
     def add(self, trace: Trace) -> None:
@@ -243,7 +243,7 @@ def tables(sets: list[Calls]) -> list[Table]:
 def charts(sets: list[Calls], steps: Table) -> list[Chart]:
     """A chart for each set with several training steps.
 
-    The lines of a chart are shares of calls: all failures in correct traces, and the commonest kinds of failures in all
+    Each line of a chart is a share of calls: all failures in correct traces, and the commonest kinds of failures in all
     traces.
     """
     set_charts = []

@@ -11,15 +11,15 @@ Floats = NDArray[np.float64]
 
 
 def entropy_bounds(top_logprobs: Floats, vocabulary: int) -> tuple[Floats, Floats]:
-    """The lowest and the highest entropy that are possible with the k largest log-probabilities of each position.
+    """Lower and upper bounds of the entropy at each position, computed from the k largest log-probabilities.
 
-    The probability that the k likeliest tokens leave belongs to the other tokens of the vocabulary. None of the other
-    tokens is likelier than the k-th token. The entropy is lowest if as few other tokens as possible share the remaining
-    probability, and highest if all other tokens share it equally.
+    The other tokens of the vocabulary share the remaining probability. None of them is likelier than the k-th token.
+    The entropy is lowest if as few other tokens as possible share the remaining probability, and highest if all other
+    tokens share it equally.
 
     Args:
         top_logprobs: shape (N, k), natural logarithms, the k largest of each position in any order.
-        vocabulary: number of tokens that the model chooses from.
+        vocabulary: number of tokens in the model's vocabulary.
 
     Returns:
         The lower and the upper bound, each of shape (N,), in nats.
@@ -41,9 +41,9 @@ def stored_surprisal(trace: Trace) -> NDArray[np.float32] | None:
     """The negative log-probability of each generated token, from the trace. The result is None if the trace has no
     log-probabilities.
 
-    The expectation of a token's negative log-probability is the entropy. Therefore means over many tokens estimate the
-    mean entropy without bias, but a single value says little. The result has shape (M,) for M tokens with mask 1, in
-    nats.
+    The expectation of a token's negative log-probability is the entropy. The mean over many tokens is therefore an
+    unbiased estimate of the mean entropy, but a single value says little. The result has shape (M,) for M tokens with
+    mask 1, in nats.
     """
     if trace.logprobs is None:
         return None

@@ -22,11 +22,11 @@ class Estimate:
     value: float
     """The mean, or the difference of means, or NaN if there are no values."""
     count: int
-    """Number of values. A difference has the count of the mean that has fewer values."""
+    """Number of values. For a difference, the smaller of the two numbers."""
     influence: Floats
     """Shape (G,): the contribution of each problem to the error of the value."""
     problems: int
-    """Number of problems that have values. A difference has the number of the mean that has fewer problems."""
+    """Number of problems that have values. For a difference, the smaller of the two numbers."""
 
     @property
     def half(self) -> float:
@@ -93,8 +93,7 @@ class Sums:
             group: the problem of the trace.
             cell: name of the cell.
             values: shape (K,), or a single value.
-            counts: number of values that were added up for each sum: an array of the same shape, or one number for all
-                sums.
+            counts: number of values in each sum: an array of the same shape, or one number for all sums.
         """
         number = self._groups.setdefault(group, len(self._groups))
         rows = self._cells.setdefault(cell, {})
@@ -114,7 +113,7 @@ class Sums:
         return mean(table[0], table[1])
 
     def curve(self, cell: str) -> list[Estimate]:
-        """The mean of each column of a cell. An empty cell has no means."""
+        """The mean of each column of a cell. Returns an empty list if the cell is empty."""
         rows = self._cells.get(cell)
         if not rows:
             return []

@@ -37,7 +37,7 @@ _TITLE_HEIGHT = 20.0
 def file_names(charts: Sequence[Chart]) -> list[str]:
     """Returns file names of charts, made from the charts' titles, such as eval-stage3-entropy-after-a-tool-reply.svg.
 
-    Names that would be equal get a number at their end.
+    A number is appended to names that would otherwise be equal.
     """
     names: list[str] = []
     for chart in charts:

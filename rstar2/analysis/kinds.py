@@ -21,8 +21,8 @@ from rstar2.loop.turns.formulas import FORMULA
 
 Kind = Literal["word", "number", "sign", "code", "call", "answer", "tag"]
 """word, number, sign: parts of the model's prose. A sign is punctuation, white space, or a part of a formula that is
-not a number. code: the code of a call, and text between backticks in the prose. call: a call's text around its code.
-answer: text inside `<answer>`. tag: markup and special tokens.
+not a number. code: the code of a call, and text between backticks in the prose. call: the rest of a call's text, around
+its code. answer: text inside `<answer>`. tag: markup and special tokens.
 """
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PROSE = KINDS[:3]
@@ -48,8 +48,8 @@ _LETTER = rf"[^\W\d_{_FRACTIONS}]"
 _WORD = rf"{_IDEOGRAPH}|{_LETTER}(?:[-'’]?(?!{_IDEOGRAPH})[^\W\d_{_FRACTIONS}{_MARKS}]|[{_MARKS}])*"
 _DIGITS = rf"[\d{_FRACTIONS}]+"
 _NAMED = re.compile(rf"(?P<number>{_DIGITS})|(?P<word>{_WORD})|[^\w\s]|_+")
-"""Matches each word, number or sign of a text. In the tables of words, a token counts for the match that the token
-begins or is part of.
+"""Matches each word, number or sign of a text. In the tables of words, each token is counted under the match that
+contains the token's first character that is not white space.
 """
 _IN_PROSE = re.compile(
     r"(?P<code>```.*?(?:```|\Z)|`[^`\n]+`)"
@@ -101,9 +101,9 @@ def words_of(text: str) -> tuple[list[str], NDArray[np.int32]]:
     """Split a text into words and signs.
 
     Returns:
-        The list of words and signs in lower case, in which NUMBER replaces each number and the last entry is an empty
-        text; and for each of the C characters the index of its word in the list, shape (C,). A white-space character
-        has index -1.
+        A list and an array. The list has the words and signs in lower case, with NUMBER in place of each number, and an
+        empty text at the end. The array has shape (C,): for each character, the index of its word in the list, or -1
+        for white space.
     """
     names: list[str] = []
     places = np.full(len(text), -1, dtype=np.int32)

@@ -43,7 +43,7 @@ class BoundsServer:
     key: str | None = None
     """The server's API key."""
     on_wait: OnWait | None = None
-    """Called with the reason when a request waits for the server."""
+    """Called when a request waits for the server. The argument is the reason."""
 
     def bounds(self, traces: Sequence[Trace], on_done: Callable[[int], None] | None = None) -> list[Bounds]:
         """Bounds of the entropy at each generated token of the traces, from the TOP likeliest tokens.

@@ -30,7 +30,7 @@ class TraceSet:
     generated the traces.
     """
     tokenizer: Path | None
-    """Folder of a model of the run that has the same tokenizer as the traces."""
+    """Folder of a model in the run that uses the tokenizer of the traces."""
 
     @property
     def model_sha256(self) -> str | None:
@@ -49,7 +49,7 @@ class TraceSet:
 
 def find_sets(paths: list[Path]) -> list[TraceSet]:
     """Find the sets of traces in files and runs. If several paths are given, the arm of each set begins with the part
-    of the set's path that the paths do not have in common.
+    of the set's path that differs between the paths.
 
     Raises:
         UserError: a path is neither a run nor a file of traces, is named twice, or has no traces.
@@ -96,8 +96,8 @@ def has_changed(folder: Path, about: dict[str, Any]) -> bool:
 
 
 def _differing_parts(paths: list[Path]) -> list[str]:
-    """Returns the differing part of each path: the path without the folders with which all paths begin or end. For a
-    single path, the part is an empty text.
+    """Returns the part of each path that differs: the path without the first and last folders that all paths share. For
+    a single path, the part is an empty text.
     """
     split = [path.resolve().parts for path in paths]
     for path, parts in zip(paths, split, strict=True):

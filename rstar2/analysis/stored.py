@@ -2,7 +2,7 @@
 `traces.entropy.npz`.
 
 Entropies are stored as 16-bit multiples of STEP nats, so they are exact to half a step. The file of entropies is
-compressed. The file also has, for the report page, the number of characters that each token covers in its turn's text.
+compressed. For the report page, the file also has the number of characters that each token covers in its turn's text.
 """
 
 from __future__ import annotations

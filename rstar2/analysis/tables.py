@@ -25,9 +25,9 @@ optionally `usual`, a text about usual values."""
 
 
 INTERVAL = ("95 % low", "95 % high")
-"""Columns of the lower and the upper end of an interval."""
+"""Names of the columns for the lower and the upper end of an interval."""
 SHARE_INTERVAL = ("95 % low share", "95 % high share")
-"""Columns of the lower and the upper end of the interval of a share."""
+"""Names of the columns for the lower and the upper end of a share's interval."""
 INTERVAL_NOTE = "95 % low, 95 % high: the ends of the 95 % interval, clustered by problem."
 """A sentence for the captions of tables with such columns."""
 
@@ -40,18 +40,18 @@ class Table:
     """Name of the CSV file, without its suffix."""
     title: str
     about: str
-    """Sentences that say what the rows and the figures are."""
+    """Sentences that explain the rows and the numbers."""
     columns: tuple[str, ...]
     rows: list[Row] = field(default_factory=list)
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Explanations of columns, by the name of the column."""
+    """Dict from a column's name to its explanation."""
     output: Literal["page", "file"] = "page"
-    """Where a table is shown. file: only in the CSV file. page: also on the report page."""
+    """Where the table is written. file: only to the CSV file. page: also to the report page."""
     terminal: tuple[str, ...] = ()
     """The columns that are printed on the terminal. If there are none, the table is not printed."""
 
     def caption(self, columns: Sequence[str]) -> str:
-        """Returns sentences that say what the figures in these columns are."""
+        """Returns sentences that explain the numbers in these columns."""
         notes = (f"{heading(name)}: {self.notes[name]}." for name in columns if name in self.notes)
         return " ".join((self.about, *notes)).strip()
 
@@ -67,7 +67,7 @@ class Table:
 
 
 def heading(column: str) -> str:
-    """Returns the name of a column as it is printed for people."""
+    """Returns the heading under which a column is shown."""
     return column.removesuffix(" share")
 
 
@@ -92,7 +92,7 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 def text_of(column: str, value: Value) -> str:
-    """Returns a cell as it is printed for people."""
+    """Returns the text with which a cell is shown."""
     if value is None:
         return "–"
     if isinstance(value, float):

@@ -97,7 +97,7 @@ class TokenReader:
         )
 
     def _turn(self, trace: Trace, turn: Turn) -> tuple[NDArray[np.uint8], NDArray[np.uint16], list[str]]:
-        """The kind, the characters and the word of each token of a turn."""
+        """The kind, the number of characters and the word of each token of a turn."""
         ids = trace.response_ids[turn.start : turn.end]
         texts, holders = self.texts(ids)
         if not turn.tagged:
@@ -125,8 +125,8 @@ class TokenReader:
         Returns:
             Two lists with an entry per token. The first list has the token's text. If several tokens spell one
             character, the first of these tokens has the whole character as its text, and the others have an empty text.
-            The second list has the token's own index, or, if several tokens spell one character, the index of the first
-            of these tokens. Special tokens have an empty text.
+            The second list has the token's own index. If several tokens spell one character, it has the index of the
+            first of them. Special tokens have an empty text.
         """
         known = self._texts
         texts = [known[token_id] if token_id in known else self._text(token_id) for token_id in token_ids]
@@ -199,8 +199,8 @@ def outcome(turn: Turn) -> str:
 
 
 def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
-    """The number of tokens between the tool reply before a turn and each token of the turn. The number is -1 if no tool
-    reply precedes the turn.
+    """For each token, the number of tokens of its turn between the tool reply before the turn and the token; -1 if no
+    tool reply precedes the turn.
 
     The result has shape (M,).
     """

@@ -44,8 +44,8 @@ WINDOW = 8
 token after each reply, over the first WINDOW tokens, and over the first k tokens. Each set of traces has its own k.
 """
 _USUAL = 0.1
-"""The search for k ignores a distance from the reply if a token at this distance follows fewer than this share of the
-replies.
+"""The search for k ignores a distance from the reply if fewer than this share of the replies have a token at this
+distance.
 """
 _LEAST_RISE = 1e-3
 """In the search for k, this many nats are subtracted from the difference between a word's entropy and the mean entropy
@@ -107,9 +107,9 @@ class Uncertainty:
         self._kinds: list[NDArray[np.uint8]] = []
         """For each trace an array of shape (M,): the kind of each token."""
         self._words: Counter[tuple[str, int]] = Counter()
-        """Number of tokens for each word and kind."""
+        """Number of tokens, keyed by (word, kind)."""
         self._top_words: Counter[tuple[str, int, int]] = Counter()
-        """Number of uncertain tokens for each word, kind and place."""
+        """Number of uncertain tokens, keyed by (word, kind, place)."""
         self._replies: Counter[str] = Counter()
         """Number of replies for each outcome of a call."""
 
@@ -207,9 +207,9 @@ class Uncertainty:
         """k of each group: the number of places after a reply at which words are more uncertain than elsewhere. A
         group's k may be 0.
 
-        The excess of a place is the sum, over the words at this place after a reply, of a word's entropy minus the mean
-        entropy of words elsewhere. k is the number of places, counted from the reply, whose excesses have the largest
-        sum. The search ends after the first WINDOW consecutive places whose excesses sum to 0 or less, because
+        The excess of a word is its entropy minus the mean entropy of words elsewhere. The excess of a place is the sum
+        of the excesses of all words at this place after a reply. k maximises the sum of the excesses of the first k
+        places. The search ends after the first WINDOW consecutive places with excesses that sum to 0 or less, because
         reflection follows the reply directly. The search also ends at the first place that has a token in fewer than a
         tenth of the replies. A group with fewer than _FEW replies gets the k that is computed from all replies
         together.
@@ -365,7 +365,7 @@ class Uncertainty:
         return {name: each for name, each in compared.items() if each.count}
 
     def curves(self) -> list[Row]:
-        """The mean entropy at each place around calls and replies, by the outcome of the call."""
+        """The mean entropy at each place around calls and replies, separately for each outcome of the call."""
         return [
             (self.label, around, name, place - REACH, each.count, *interval(each))
             for around, curve in (("call", "call"), ("reply", "reply"), ("reply, words", "words"))
@@ -435,7 +435,7 @@ def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
 
 
 def _summary_tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
-    """Tables with a row per set, of which some columns are also printed on the terminal."""
+    """Tables with a row per set. The terminal also prints some of their columns."""
     kinds = tuple(f"{kind} share" for kind in (*_CLASSES, *KINDS[1:]))
     return [
         Table(
@@ -475,7 +475,7 @@ def _summary_tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Ta
 
 
 def _page_tables(sets: list[Uncertainty]) -> list[Table]:
-    """Tables that the report page and the CSV files have."""
+    """Tables for the report page and the CSV files."""
     lift = {"lift": "share of the uncertain tokens, divided by share of all tokens"}
     return [
         Table(
@@ -494,8 +494,8 @@ def _page_tables(sets: list[Uncertainty]) -> list[Table]:
         Table(
             "entropy_contrasts",
             "Entropy after tool replies, compared with other places",
-            "Differences of mean entropies, in nats. words: words after a reply, compared with words. all tokens: all "
-            f"tokens after a reply, compared with the prose elsewhere. {INTERVAL_NOTE}",
+            "Differences of mean entropies, in nats. words: words after a reply, compared with other words. all "
+            f"tokens: all tokens after a reply, compared with the prose elsewhere. {INTERVAL_NOTE}",
             ("traces of", "contrast", "first tokens", "difference", *INTERVAL),
             [(each.label, *name, *interval(of)) for each in sets for name, of in each.contrasts().items()],
             {"first tokens": "the number of tokens after a reply over which the mean is taken"},
@@ -548,7 +548,7 @@ def _page_tables(sets: list[Uncertainty]) -> list[Table]:
 
 
 def _file_tables(sets: list[Uncertainty]) -> list[Table]:
-    """Tables that only the CSV files have."""
+    """Tables for the CSV files only."""
     return [
         Table(
             "entropy_uncertain_steps",

@@ -2,8 +2,8 @@
 on the tokens of a reply.
 
 Each adaptation is printed and written to `adaptations.json` in the run's folder as soon as it happens, and becomes an
-entry of results.json. A later start reads `adaptations.json` first, because earlier starts, even if they were killed,
-made samples under the adaptations in this file.
+entry of results.json. A later launch reads `adaptations.json` first, because these adaptations already applied to the
+samples of earlier launches.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Adaptations:
         warn: prints one line for the user.
 
     Raises:
-        UserError: a file of an earlier start cannot be read.
+        UserError: a file of an earlier launch cannot be read.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Adaptations:
 
         def left_out(field: str, reason: str) -> None:
             message = (
-                f"requests to {whose} no longer send `{field}`, so its server's default applies. "
-                "To set it, use a server that accepts it."
+                f"requests to {whose} no longer send `{field}`, so the server's default applies. "
+                f"To set `{field}`, use a server that accepts it."
             )
             self._note(f"{prefix}{_FIELDS}", field, reason, message)
 
@@ -92,7 +92,7 @@ class Adaptations:
         model.when_capped(capped)
 
     def _note(self, entry: str, key: str, reason: str, message: str) -> None:
-        """Store an adaptation, and print it if this start has not printed it yet. Raises Failure if the disk is
+        """Store an adaptation, and print it if this launch has not printed it yet. Raises Failure if the disk is
         full."""
         known = self._entries.setdefault(entry, {})
         new = known.get(key) != reason

@@ -19,7 +19,7 @@ from rstar2.eval.stored import Measurement, measurements
 from rstar2.runs import changed_keys, load_config
 
 Entries = dict[str, list[float]]
-"""The values of each score in the samples of one problem, by the score's name."""
+"""Dict from a score's name to its values in the samples of one problem."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class ScoreDifference:
 class Incomplete:
     """A run that lacks samples.
 
-    Samples are not missing at random: a long sample fails, or is in flight when the run stops, more often than a short
-    one. A difference between the runs may therefore come from the missing samples.
+    Samples are not missing at random: long samples are more likely to fail, or to be in flight when the run stops. A
+    difference between the runs may therefore come from the missing samples.
     """
 
     run: Literal["A", "B"]
@@ -66,7 +66,8 @@ class Incomplete:
     missing: int | None
     """Number of missing samples. None if the run was killed before it had written this number."""
     failed: dict[str, int]
-    """Number of missing samples that failed, by cause. All other missing samples were never made."""
+    """Dict from each cause of failure to the number of missing samples that failed for this cause. All other missing
+    samples were never made."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,8 @@ class Comparison:
     interval: tuple[float, float]
     """95 % interval of the difference, clustered by problem."""
     detectable: float | None
-    """The size of a true difference that would be found by 80 % of comparisons with as many problems and samples as
-    this comparison. None if even the largest possible difference would be found by fewer than 80 % of comparisons of
-    this size."""
+    """The minimum detectable effect of this comparison at 80 % power. None if even the largest possible difference has
+    less than 80 % power."""
     pairs: list[Pair]
     unpaired: int
     """Number of problems that only one run has. If the runs have different gold answers to a problem, the problem
@@ -105,7 +105,7 @@ class Comparison:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval excludes zero, which shows that the runs differ."""
+        """Whether the interval excludes zero. If so, the runs differ significantly."""
         low, high = self.interval
         return low > 0 or high < 0
 
@@ -152,8 +152,8 @@ def compare_runs(a: Path, b: Path) -> list[Comparison]:
 
 
 def _by_name(folder: Path) -> dict[str, Measurement]:
-    """Returns the benchmarks in a run's folder, by name. If `folder` is the folder of one benchmark, returns only this
-    benchmark."""
+    """Returns a dict from name to benchmark for a run's folder. If `folder` is the folder of one benchmark, the dict
+    has only this benchmark."""
     if not _is_benchmark(folder):
         load_config(folder)
     return {measured.name: measured for measured in measurements(folder)}
@@ -199,7 +199,7 @@ def _incomplete(run: Literal["A", "B"], results: dict[str, Any]) -> list[Incompl
         return []
     failed: dict[str, int] = results.get("failed", {})
     if missing is not None and sum(failed.values()) > missing:
-        failed = {}  # counted by an earlier start; a later start made some of these samples and was then killed
+        failed = {}  # counted by an earlier launch; a later launch made some of these samples and was then killed
     return [Incomplete(run, sum(row["samples"] for row in results["per_problem"]), missing, failed)]
 
 

@@ -22,7 +22,7 @@ from rstar2.runs import load_status
 
 Action = Literal["status", "pause", "resume", "in-flight", "cancel"]
 _KINDS = ("eval", "agree")
-"""The kinds of runs that can be controlled, with the names that `kind` in status.json has."""
+"""The kinds of runs that can be controlled: values of `kind` in status.json."""
 _LOOK_EVERY_S = 0.25
 _ANSWER_S = 30.0
 """How long `ask` waits for an answer. A very large run may be busy for seconds while it computes its statistics."""
@@ -55,7 +55,7 @@ class Control:
         self._closing = 0
         """Number of occupied slots that close as soon as their samples have ended."""
         self._sampling: dict[str, tuple[asyncio.Timeout, float]] = {}
-        """The running samples by name. For each sample: the timeout that can cancel it, and the time when the sample
+        """Dict from a running sample's name to the timeout that can cancel the sample, and the time when the sample
         began."""
 
     @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Extends an evaluation: a later start may add samples, problems and benchmarks to the folder of an earlier start.
+"""Extends an evaluation: a later launch may add samples, problems and benchmarks to the folder of an earlier launch.
 
 Finished samples are kept, and only missing samples are made. All other settings that decide the result must stay the
 same.
@@ -21,18 +21,19 @@ Config = dict[str, Any]
 def extended_config(
     folder: Path, kind: str, config: Config, problems: Mapping[str, Sequence[Problem]]
 ) -> tuple[Config, Callable[[Config], Config]]:
-    """Merge the config of this start with the config of the run's earlier starts.
+    """Merge the config of this launch with the config of the run's earlier launches.
 
     Args:
         folder: the run's folder, which need not exist.
         kind: the kind of run that is started, as in config.json. If the stored run has another kind, `open_run` refuses
-            this start.
-        config: the value of `rstar2.eval.plan.EvalPlan.config` for this start.
-        problems: the problems of this start, by benchmark.
+            this launch.
+        config: the value of `rstar2.eval.plan.EvalPlan.config` for this launch.
+        problems: dict from benchmark to the problems of this launch.
 
     Returns:
-        The new config.json, and a function for `compared` of `rstar2.runs.open_run`. The new config.json is `config`
-        with the benchmarks of earlier starts. The function returns the part of a config that must not change.
+        The new config.json, and a function for the argument `compared` of `rstar2.runs.open_run`. The new config.json
+        is `config` with the benchmarks of earlier launches. The function returns the part of a config that must not
+        change.
     """
     stored_kind, stored = load_config(folder) if (folder / "config.json").exists() else ("", {})
     if stored_kind != kind or not {"problems", "settings"} <= stored.keys():
@@ -54,7 +55,7 @@ def extended_config(
     }
 
     def compared(each: Config) -> Config:
-        """Returns a config without the entries that this start adds to the stored config."""
+        """Returns a config without the entries that this launch adds to the stored config."""
         settings, prints = {}, {}
         for name, before in earlier.items():
             now = {**each["settings"][name], "problems": each["problems"][name]}
@@ -68,15 +69,15 @@ def extended_config(
 
 
 def keep_settings(folder: Path, protocol: Config, problems: Sequence[Problem]) -> None:
-    """Write a benchmark's settings.json, or compare the settings with the settings that an earlier start wrote.
+    """Write a benchmark's settings.json, or compare the settings with the settings that an earlier launch wrote.
 
-    If this start adds samples or problems, results.json is first marked as incomplete, so that results.json is correct
-    even if this start is killed.
+    If this launch adds samples or problems, results.json is first marked as incomplete, so that results.json is correct
+    even if this launch is killed.
 
     Args:
         folder: the benchmark's folder.
         protocol: the settings that decide the result.
-        problems: the problems of this start.
+        problems: the problems of this launch.
 
     Raises:
         UserError: the folder was made with other settings, with more samples, or with other problems.

@@ -42,7 +42,7 @@ def measure(request: EvalRequest, view: LiveView) -> None:
     own, which is named after the benchmark.
 
     Raises:
-        KeyboardInterrupt: after Ctrl-C, some samples are missing, or Ctrl-C was pressed twice.
+        KeyboardInterrupt: Ctrl-C was pressed twice, or it was pressed once and some samples are missing.
         SamplesRefused: a server refused some samples. The results of the other samples are printed first.
         UserError, Failure: errors of `plan_evaluation` and `rstar2.eval.run.run_parts`.
     """

@@ -41,8 +41,8 @@ class OfflineRow:
     place: str
     """Place in the file, such as "line 3", or "row 3" if rows are not lines."""
     id: dict[str, Any]
-    """Keys that identify the row in the output: the row's `id` if it has one and, if the row has a fault, the row's
-    number in the file."""
+    """Keys that identify the row in the output: the row's `id`, if any. A row with a fault also has its number in the
+    file."""
     gold: AnswerValue = None
     pred: AnswerValue = None
     finished: bool = True
@@ -109,8 +109,7 @@ _Read = Callable[[Path, _OnFault], Iterator[tuple[int, dict[str, Any]]]]
 
 
 def _reader(path: Path) -> tuple[Unit, _Read]:
-    """Returns the word that messages use for a row of the file ("line" or "row"), and the function that reads the
-    rows."""
+    """Returns the word for a row in messages ("line" or "row"), and the function that reads the rows."""
     match path.suffix.lower():
         case ".parquet":
             return "row", _parquet_rows

@@ -46,7 +46,8 @@ class EvalRequest:
     """Files and options of the benchmarks. If `files.data` is set, the request may have only one benchmark."""
     judge_model: JudgeModel | None = None
     limit: int | None = None
-    """Number of problems to use of each benchmark, starting with its first problem. If None, all problems are used."""
+    """Number of problems to use from each benchmark, starting with its first problem. If None, all problems are used.
+    """
     record: SampleRecord = TRACES
     """How each sample is stored."""
     folder: Path | None = None
@@ -82,7 +83,7 @@ class EvalPlan:
     request: EvalRequest
     opened: Opened
     benchmarks: dict[str, Planned]
-    """The benchmarks by name. The name of a benchmark is used in results, and for its folder."""
+    """Dict from name to benchmark. Results and folders use these names."""
     judge_model: JudgeModel | None
     """The request's judge model, with the model name that its server reported."""
     judge_report: JudgeReport | None = None
@@ -178,8 +179,8 @@ def _readable(
 ) -> tuple[list[Problem], Unreadable, str]:
     """Separate the problems with unreadable answers, against which no output can be graded correct.
 
-    The problems after the last problem that is sampled are not checked. A published set keeps its unreadable problems,
-    because its published results are for the whole set.
+    Problems after the last sampled problem are not checked. A published set keeps its unreadable problems, because its
+    published results are for the whole set.
 
     Returns:
         The problems to sample, the unreadable problems, and a note about the unreadable problems (empty if all are

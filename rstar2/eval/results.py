@@ -37,7 +37,7 @@ class Row:
     """Whether the answer is correct under the paper's reading rule. None if the paper's reading rule does not apply, as
     in benchmarks that a harness scores."""
     scores: dict[str, list[float]] | None
-    """The values of the benchmark's own scores in this sample, by the name of the score."""
+    """Dict from the name of each of the benchmark's own scores to its values in this sample."""
     ballot: str | None = None
     """The answer for which this sample votes in maj@n. If None, the sample votes for `extracted`."""
     rule: str = ""
@@ -148,8 +148,8 @@ def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
 def problem_rows(groups: dict[str, list[Row]], golds: dict[str, str]) -> list[dict[str, Any]]:
     """Returns the table of problems: one object per problem, which can be written as JSON.
 
-    `golds` contains the gold answer of each problem. In a returned object, `scores` contains the values of each score
-    by the score's name.
+    `golds` contains the gold answer of each problem. In a returned object, `scores` is a dict from a score's name to
+    its values.
     """
     return [
         {

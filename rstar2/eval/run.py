@@ -9,9 +9,9 @@ samples with this module. These four kinds of runs differ in the method (how a s
 
 The number of slots is the maximum number of samples in flight. A slow rollout occupies one slot and does not delay
 other rollouts. The length of the queue is limited too, so the samplers wait if grading or the disk is slower than the
-engine. The record's file, such as `traces.jsonl`, is the run's state. The next start reads the samples in this file,
+engine. The record's file, such as `traces.jsonl`, is the run's state. The next launch reads the samples in this file,
 and makes only the missing samples. Each sample has its own seed. A sample that could not be graded because a judge
-model did not answer stays in `ungraded.jsonl` until the next start.
+model did not answer stays in `ungraded.jsonl` until the next launch.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Part:
     """Whether the result may be compared with the paper's number when all samples are finished."""
     unreadable: Unreadable = field(default_factory=Unreadable)
     identity: Mapping[str, Any] | None = None
-    """The content of settings.json, which must be the same at every later start. If None, settings.json contains the
-    settings and the problems, which a later start may extend (`rstar2.eval.extension.keep_settings`)."""
+    """The content of settings.json, which must be the same at every later launch. If None, settings.json contains the
+    settings and the problems, which a later launch may extend (`rstar2.eval.extension.keep_settings`)."""
 
 
 async def evaluate(
@@ -129,7 +129,7 @@ async def evaluate(
     """Sample every problem with the agent loop and grade every sample.
 
     Args:
-        benchmarks: by name, the problems of each benchmark and the folder to which its files are written.
+        benchmarks: dict from a benchmark's name to its problems and its output folder.
         engine: generates the turns.
         codec: converts between messages and token ids.
         tools: run the model's tool calls.
@@ -165,7 +165,7 @@ async def run_parts(
     arguments continues where the previous call ended.
 
     Args:
-        parts: the benchmarks by name.
+        parts: dict from name to benchmark.
         in_flight: how many samples may run at once.
         services: the services whose counters show the run's progress.
         on_progress: called about twice a second, less often for a very large number of samples, and at the end.
@@ -279,7 +279,7 @@ class _Benchmark:
         self.failure: RStarError | None = None
         self.refused: list[EngineError] = []
         self.failed: Counter[str] = Counter()
-        """Number of refused samples, by cause."""
+        """Number of refused samples, keyed by cause."""
         self._problems = {problem.id: problem for problem in part.problems}
         self._method = part.method
         self._combined = part.combined
@@ -302,7 +302,7 @@ class _Benchmark:
         self._on_disk = set(self._ungraded)
         """Keys of the samples in `ungraded.jsonl`."""
         self._sampled_before = self._done | self._ungraded.keys()
-        """Keys of the samples that earlier starts made."""
+        """Keys of the samples that earlier launches made."""
         self._finished: asyncio.Queue[Trace | None] = asyncio.Queue(maxsize=shared.in_flight)
 
     @property
@@ -310,7 +310,7 @@ class _Benchmark:
         return {**self._method.settings.protocol(), **self._method.decides}
 
     def _count_stored(self) -> Iterator[tuple[str, int]]:
-        """Add to `groups` the samples that earlier starts wrote. Yields the key (problem id, sample number) of each
+        """Add the samples that earlier launches wrote to `groups`. Yields the key (problem id, sample number) of each
         sample."""
         if not self._stored.exists():
             return
@@ -330,7 +330,7 @@ class _Benchmark:
             yield key
 
     def _read_ungraded(self) -> Iterator[Trace]:
-        """Yields the samples that earlier starts made but could not grade."""
+        """Yields the samples that earlier launches made but could not grade."""
         if (self._out / _UNGRADED).exists():
             for trace in read_traces(self._out / _UNGRADED):
                 if trace.problem_id in self.groups and (trace.problem_id, trace.sample) not in self._done:
@@ -502,7 +502,7 @@ class _Benchmark:
         return result
 
     def _timing(self, wall_s: float, sampled: int, outages: list[Outages]) -> dict[str, Any]:
-        """Returns the timing of the last start that made any samples."""
+        """Returns the timing of the last launch that made any samples."""
         if not sampled:
             return (read_json(self._out / "results.json") or {}).get("timing") or {}
         waited = {"outages": [each.as_json() for each in outages]} if outages else {}

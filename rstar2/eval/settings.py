@@ -41,9 +41,10 @@ class EvalSettings(Strict):
     temperature: float = Field(default=0.6, ge=0, le=2)
     """Sampling temperature. 0 is greedy decoding."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Tokens are sampled from the most probable tokens that together have this probability. 1.0 means all tokens."""
+    """Nucleus sampling (top-p): sample from the most probable tokens that together have this probability. 1.0 means all
+    tokens."""
     top_k: int = Field(default=0, ge=0)
-    """Tokens are sampled from this many most probable tokens. 0 means all tokens."""
+    """Sample from the k most probable tokens (top-k). 0 means all tokens."""
     max_tokens: int = Field(default=30_000, ge=1)
     """Maximum number of tokens of a rollout after the prompt, including tool output."""
     max_turns: int = Field(default=30, ge=1)
@@ -52,8 +53,8 @@ class EvalSettings(Strict):
     """Seed of the run. The seed of each sample derives from the run's seed, the problem's id and the sample's
     number."""
     in_flight: int = Field(default=64, ge=1)
-    """Maximum number of rollouts that run at once, over all benchmarks. For each benchmark, the same number of answers
-    may be graded at once."""
+    """Maximum number of rollouts that run at once, over all benchmarks. This is also the maximum number of answers of
+    one benchmark that are graded at once."""
     wait_s: float = Field(default=300.0, ge=0)
     """The run stops if the engine or the judge does not answer for this many seconds."""
     turn_timeout_s: float = Field(default=3600.0, gt=0)
@@ -70,7 +71,7 @@ class EvalSettings(Strict):
 def sample_seed(seed: int, problem_id: str, sample: int) -> int:
     """Returns the seed of one rollout, in 0..2^31-1.
 
-    The seed depends only on the arguments, so it is the same on every start.
+    The seed depends only on the arguments, so it is the same on every launch.
     """
     digest = hashlib.blake2b(f"{seed}\0{problem_id}\0{sample}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) & 0x7FFFFFFF

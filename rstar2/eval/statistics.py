@@ -34,16 +34,15 @@ If none of P observed problems changed, a share of up to 3/P of all problems of 
 % confidence).
 """
 DOUBT = 0.8
-"""The assumption that an unseen change is a whole flip gets a weight between 0 and 1, which is a power of this factor.
-If two runs differ on every problem, each of the P differences multiplies the weight by this factor.
+"""Base of the weight for the assumption that an unseen change is a whole flip. If two runs differ on d of P problems,
+the weight is DOUBT^(d²/P), which lies between 0 and 1.
 
-In a whole flip, one run never solves a problem, and the other run always solves it. If two runs differ on d of P
-problems, the weight of a whole flip is DOUBT^(d²/P). For example, if two runs differ a little on all of ten problems,
-the weight is a tenth. If two runs differ on only a few problems, these differences say less about the problems on which
-the runs agree. A larger DOUBT allows for more flips, and makes intervals wider.
+In a whole flip, one run never solves a problem, and the other run always solves it. For example, if two runs differ a
+little on all of ten problems, the weight is a tenth. If two runs differ on only a few problems, these differences say
+less about the problems on which the runs agree. A larger DOUBT allows for more flips, and makes intervals wider.
 """
 POWER = 0.8
-"""The share of comparisons that find a true difference of the detectable size."""
+"""Statistical power at which the minimum detectable effect is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,8 @@ class PairedDifference:
     difference: float
     by_problem: Interval
     detectable: float | None
-    """The size of a true difference that a share `POWER` of comparisons with as many problems and samples would find.
-    None if no true difference, not even a difference of 1, would be found that often."""
+    """The minimum detectable effect at power `POWER`, for as many problems and samples. None if even a difference of 1
+    has less power."""
 
 
 def avg_at_n(correct: Samples) -> AvgAtN:
@@ -85,7 +84,7 @@ def avg_at_n(correct: Samples) -> AvgAtN:
     The run-to-run interval is a Student's t interval. Its variance is the sum of the unbiased variances within
     problems, plus z²/N² for N samples in all. If all samples agree, the term z²/N² gives the width of Wilson's
     interval, so that no interval has zero width. A problem with a single sample has no variance of its own, and gets
-    the binomial variance of the overall mean, which is an upper bound on average.
+    the binomial variance of the overall mean, which is an upper bound in expectation.
     """
     rates, sizes = _rates(correct)
     mean = float(rates.mean())
@@ -162,8 +161,8 @@ def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[
     result if one of them is chosen at random.
 
     Args:
-        answers: a name for the answer of each sample. Equal answers have the same name. None means that the sample has
-            no answer and casts no vote.
+        answers: a label for the answer of each sample. Equal answers have the same label. None means that the sample
+            has no answer and casts no vote.
         correct: whether each sample is correct, in a table of the same shape.
 
     Raises:
@@ -190,16 +189,16 @@ def paired_difference(a: Samples, b: Samples) -> PairedDifference:
 def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> PairedDifference:
     """Returns the mean of the problems' differences, with an interval clustered by problem.
 
-    The interval excludes zero if the paired t-test finds a difference. With few problems, the interval excludes zero
-    less often than the t-test finds a difference: the p-value must be below 0.049 with 30 problems, below 0.038 with 10
-    and below 0.006 with 5. With fewer than 5 problems, the interval never excludes zero.
+    The interval excludes zero only if the paired t-test finds a difference. With few problems, the test's p-value must
+    be even smaller: below 0.049 with 30 problems, 0.038 with 10 and 0.006 with 5. With fewer than 5 problems, the
+    interval never excludes zero.
 
-    The interval of the t-test alone covers rare changes badly. If a share f of all problems flips, then with
-    probability (1 - f)^P none of the P measured problems flips, and Student's interval has zero width. Therefore the
-    interval allows for unseen changes: the true mean can be farther from zero than the measured mean, or on the other
-    side of zero, only if problems change that were not observed to change. `_unseen_change` returns the assumed size of
-    each unseen change. When a supposed true mean is tested, the square of this size is added to the variance for each
-    unseen change that the supposed mean requires. The ends of the interval are the supposed means that the test just
+    The interval of the t-test alone has poor coverage if changes are rare. If a share f of all problems flips, then
+    with probability (1 - f)^P none of the P measured problems flips, and Student's interval has zero width. Therefore
+    the interval allows for unseen changes: the true mean can be farther from zero than the measured mean, or on the
+    other side of zero, only if problems change that were not observed to change. `_unseen_change` returns the assumed
+    size of each unseen change. When a supposed true mean is tested, the square of this size is added to the variance
+    for each unseen change that the supposed mean requires. The interval consists of the supposed means that the test
     does not reject. If few problems flip, the interval is close to Tango's score interval. If the runs differ on none
     of the P problems, the ends of the interval are -3/P and +3/P.
 
@@ -288,13 +287,13 @@ def _unseen_change(changes: NDArray[np.float64], doubt: float) -> float:
 
 
 def _detectable(problems: int, noise: float, change: float) -> float | None:
-    """Returns the size of a true difference that a share `POWER` of comparisons finds. The true difference is assumed
-    to be the same for all problems. Returns None if no true difference is found that often.
+    """Returns the minimum detectable effect at power `POWER`, if the true difference is the same for all problems.
+    Returns None if even a difference of 1 has less power.
 
-    The difference must be large enough compared with the noise, by the noncentral t distribution. In addition, enough
-    problems must change. If some problems change by the same amount and all other problems do not change, a difference
-    is found if four problems change, but not if three change. In a benchmark of five problems, the difference is found
-    only if all five change.
+    The difference must be large enough compared with the noise, according to the noncentral t distribution. In
+    addition, enough problems must change. If some problems change by the same amount and all other problems do not
+    change, a difference is found if four problems change, but not if three change. In a benchmark of five problems, the
+    difference is found only if all five change.
 
     Args:
         problems: number of problems, at least two.

@@ -16,7 +16,7 @@ from rstar2.files import read_json
 from rstar2.loop.trace import Trace, read_traces
 
 Groups = dict[str, list[Row]]
-"""The rows of each problem, by the problem's id."""
+"""Dict from a problem's id to the problem's rows."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class SampleRecord:
     beside: SampleRecord | None = None
     """A second record of the samples. The run also writes the file of this record, but never reads it."""
     errors: bool = False
-    """Whether a sample that the engine refuses is stored with the verdict `error`. If so, the next start makes the
+    """Whether a sample that the engine refuses is stored with the verdict `error`. If so, the next launch makes the
     sample again. If False, a refused sample is missing from the file, and the run ends with
     `rstar2.eval.run.SamplesRefused`."""
     results: bool = True

@@ -93,7 +93,7 @@ class Opened:
     codec: ChatCodec | None
     """The chat codec of the model. None if `engine` is None."""
     identity: dict[str, Any]
-    """The entry `model` of results.json. A run is not resumed if the new start has a different entry."""
+    """The entry `model` of results.json. A run is not resumed if the new launch has a different entry."""
     server: ServedChat | None = None
     """The model's server. None if the model does not run on a server."""
     folder: Path | None = None

@@ -26,8 +26,8 @@ _CURVES = (
 )
 _MOST_OF_STEPS = 600
 _MOST_FAILED = 60
-"""Maximum numbers of traces that the page shows of one stage: `_MOST_OF_STEPS` traces of its steps, and `_MOST_FAILED`
-traces of rollouts that the engine could not finish."""
+"""Maximum numbers of traces that the page shows from one stage: `_MOST_OF_STEPS` traces of its steps, and
+`_MOST_FAILED` traces of rollouts that the engine could not finish."""
 _SHAPE = (("layers", "layers"), ("hidden", "wide"), ("vocab", "tokens in the vocabulary"))
 """Pairs of a key that describes the size of the demo's model, and the words for this key on the page."""
 

@@ -220,7 +220,7 @@ class _TraceIndex:
         return len(self._columns["section"])
 
     def columns(self) -> dict[str, Any]:
-        """The JSON-able index: `problems` with id, text and gold, and `rows`, the columns by name."""
+        """The JSON-able index: `problems` with id, text and gold, and `rows`, a dict from name to column."""
         return {"problems": self._problem_texts, "rows": self._columns}
 
 
@@ -260,7 +260,7 @@ def _verdict(trace: Trace) -> str:
 
 
 def _detail(trace: Trace, shading: Shading | None) -> dict[str, Any]:
-    """The data of a trace that the viewer needs in addition to the trace's row of the index."""
+    """The data that the viewer needs for a trace, in addition to the trace's row in the index."""
     shading_entry = {} if shading is None else {"shading": shading}
     return {
         "turns": [

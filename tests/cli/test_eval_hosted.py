@@ -59,7 +59,7 @@ def test_request_fields_tools_in_the_text_and_fields_left_out_are_in_the_results
     assert result.output.count("the results are not exact:\n- token counts and budgets: ") == 1
     message = (
         "results are not exact: requests to the model no longer send `temperature`, "
-        "so its server's default applies."
+        "so the server's default applies."
     )
     assert message in result.output
     assert "accepts it. Reason: the server at" in result.output

@@ -80,9 +80,9 @@ class Resources:
     agent: Agent | None
     judge_model: ServerChat | None
     logs: Path
-    """Folder for the logs of this start."""
+    """Folder for the logs of this launch."""
     folder: Path
-    """The run's folder, in which benchmarks may store files that later starts need."""
+    """The run's folder, in which benchmarks may store files that later launches need."""
 
 
 Score = dict[str, Any]
@@ -139,7 +139,7 @@ class Benchmark:
 def find(name: str) -> Benchmark:
     """Find a benchmark by name: one of `NAMES`, a mathematics set, a file of problems, or `module:object`.
 
-    A file of problems is not read by this function, but only when its problems are loaded.
+    This function does not read a file of problems. The file is read when its problems are loaded.
 
     Raises:
         UserError: there is no such benchmark.
@@ -191,7 +191,7 @@ def _problems_of(
 ) -> list[Problem]:
     """The problems of a user's benchmark.
 
-    Raises UserError if the benchmark has no problems, if a problem is not a Problem whose fields are texts, or if two
+    Raises UserError if the benchmark has no problems, if a problem is not a Problem with text fields, or if two
     problems have the same id.
     """
     with failures_named(name, "the benchmark"):

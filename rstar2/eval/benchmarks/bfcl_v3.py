@@ -94,15 +94,15 @@ class BFCLMethod:
         return trace.model_copy(update=update)
 
     async def read_back(self, results: list[dict[str, Any]]) -> dict[str, float]:
-        """Returns the accuracy of each category as the harness's own runner computes it, so that the accuracy that we
-        compute can be checked."""
+        """Returns the accuracy of each category, computed by the harness's own runner. It serves to check the accuracy
+        that this package computes."""
         return dict(await self._process.ask("check_all", results=results))
 
 
 def loading(harness: Harness, program: str) -> Load:
     """Returns the function that loads the entries of a BFCL harness.
 
-    The entries are taken in turn from all categories, so that the first N entries contain all categories.
+    The entries are in round-robin order over the categories, so that the first N entries contain all categories.
     """
 
     def load(files: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
@@ -116,7 +116,7 @@ def opening(harness: Harness, program: str, folder: str = "") -> Open:
     """Returns the function that starts a BFCL harness.
 
     `folder` is the name of a setting of the harness. The value of this setting is a folder of the same name in the
-    run's folder. Later starts of the run use this folder again. `folder` is empty if the harness has no such setting.
+    run's folder. Later launches of the run reuse this folder. `folder` is empty if the harness has no such setting.
     """
 
     @contextlib.asynccontextmanager

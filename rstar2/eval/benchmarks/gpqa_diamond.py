@@ -66,10 +66,10 @@ def _problem(place: str, row: Mapping[str, Any], number: int) -> ChoiceProblem:
 
 
 def order(seed: int, problem_id: str, sample: int) -> list[int]:
-    """Returns, for each letter in turn, the index of the choice that has this letter in one sample. All orders of the
-    choices are equally likely.
+    """Returns a random order of the choices for one sample: for each letter, the index of its choice. All orders are
+    equally likely.
 
-    The order depends only on the arguments, so it is the same on every start.
+    The order depends only on the arguments, so it is the same on every launch.
     """
 
     def digest(at: int) -> bytes:

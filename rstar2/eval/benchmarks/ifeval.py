@@ -45,8 +45,8 @@ class InstructionProblem(Problem):
 
 
 def instruction_problems(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Problem]:
-    """Returns the problems in `rows`. Each row comes with a text that tells users in error messages which row is meant.
-    Raises UserError if a row is damaged."""
+    """Returns the problems in `rows`. Each row is paired with its name in error messages, such as the file and the
+    line. Raises UserError if a row is damaged."""
     problems: list[Problem] = []
     for place, row in rows:
         kinds = {"key": int | str, "prompt": str, "instruction_id_list": list, "kwargs": list}

@@ -192,8 +192,8 @@ def _hours(time: Ratio) -> Fraction:
 
 
 def _in_radians(node: Node) -> Node:
-    """Returns an argument of a trigonometric function with its degree signs as radians: in such an argument, a degree
-    sign always means π/180."""
+    """Returns an argument of a trigonometric function with its degree signs converted to radians: in such an argument,
+    a degree sign always means π/180."""
     changed = with_parts(node, _in_radians)
     return (
         Call("radians", changed.args) if isinstance(changed, Call) and changed.name == "degree" else changed

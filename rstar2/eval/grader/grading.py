@@ -85,7 +85,7 @@ class Verdict:
 
     @property
     def grader_failed(self) -> bool:
-        """Whether grading was prevented by something that the answer cannot have caused."""
+        """Whether the answer was not graded, for a reason that the answer cannot have caused."""
         return self.rule in PREVENTED
 
 
@@ -94,7 +94,7 @@ WORKER_ENDED = "not verified: the worker ended twice"
 WORKER_STUCK = "not verified: the worker did not answer"
 INTERNAL_ERROR = "not verified: internal error"
 PREVENTED = (POOL_CLOSED, WORKER_STUCK)
-"""Names of the rules of verdicts that were caused by something other than the answer."""
+"""Rules of verdicts on answers that were not graded, for a reason that the answer did not cause."""
 
 AnswerValue = str | int | float | None
 """A gold answer or a model's output. A number is graded as its text. None means that the gold answer or the output is

@@ -40,10 +40,10 @@ from rstar2.eval.grader.values.secret import secret
 WALL_FACTOR = 30.0
 """A worker counts as stuck if its answer takes more wall time than the CPU deadline times this factor."""
 LEAST_WALL_S = 300.0
-"""The limit of wall time for an answer is at least this long. The wall time includes the start of the worker, which is
-slow on a busy machine."""
+"""Minimum wall-time limit for an answer, in seconds. The wall time includes starting the worker, which is slow on a
+busy machine."""
 _END_S = 60.0
-"""How long to wait for the end of a process that was killed, or that has closed its output."""
+"""Maximum number of seconds to wait for the exit of a process that was killed or has closed its output."""
 _PIPE_BYTES = 1 << 16
 _WORKER_MODULES = ("mpmath", "sympy")
 """Modules that a worker imports when it needs them to grade an answer."""
@@ -63,7 +63,7 @@ def _graded_quickly(gold: str | None, pred: str | None) -> Verdict | None:
 
 
 class _Stopped(Exception):
-    """The worker ended, or the pool ended it, before it answered."""
+    """The worker exited, or the pool killed it, before it answered."""
 
     def __init__(self, deadline: bool, stuck: bool = False) -> None:
         super().__init__()

@@ -180,8 +180,8 @@ def _rounds(node: Node, value: Any) -> bool:
 
 
 def _random_value(name: str, points: Any = (), turn: int = 0) -> Any:
-    """Returns a random value for a letter: an integer for j, k, m and n, unless a point gives the letter another value,
-    and a fraction for other letters.
+    """Returns a random value for a letter: an integer for j, k, m and n, and a fraction for other letters. If a point
+    gives j, k, m or n a value that is not an integer, the letter gets a fraction too.
 
     `turn` is the number of the point. The fraction is always negative at every third point.
     """
@@ -330,8 +330,8 @@ class _Fact:
         return _identical(a, b) or (is_class and self.same(residue[1], plain))
 
     def by_interval(self, a: Node, b: Node) -> bool:
-        """Whether two answers describe the same set of numbers. In relations, each letter is taken in turn as the
-        variable, while the other letters have random values."""
+        """Whether two answers describe the same set of numbers. Each letter of a relation is the variable once, while
+        the other letters have random values."""
         names = {each: ("Symbol", str(each)) for each in _walk((a, b)) if each[0] == "Apply"}
         a, b, equal = _replaced(a, names), _replaced(b, names), 0
         letters = _letters(a, b)
@@ -347,8 +347,7 @@ class _Fact:
         return equal > 0
 
     def by_name(self, a: Node, b: Node) -> bool:
-        """Whether one answer is an equation that has the other answer on one side, and on another side the name that
-        the comparison dropped."""
+        """Whether one answer is an equation with the other answer on one side and the dropped name on another side."""
         (_, sides, signs), plain = (a, b) if a[0] == "Relation" else (b, a)
         if "~" in signs and sides in a:
             return any(self.same(side, plain) for side in sides)

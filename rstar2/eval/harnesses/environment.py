@@ -30,8 +30,8 @@ versions = {each.name.lower().replace("_", "-"): each.version for each in import
 absent = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
 print(json.dumps({"python": sys.version.split()[0], "installed": versions, "absent": absent}))
 """
-"""A program that runs in an environment, and prints the environment's Python version and packages, and which of the
-modules in the arguments are absent."""
+"""A program that runs in an environment. It prints the environment's Python version, its packages, and the absent
+modules among the program's arguments."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def fault(harness: Harness) -> str | None:
 
 
 def installed(harness: Harness) -> dict[str, str]:
-    """The recorded version of every package in the environment, by the package's name."""
+    """Dict from the name of each package in the environment to its recorded version."""
     return dict((_recorded(harness) or {"installed": {}})["installed"])
 
 

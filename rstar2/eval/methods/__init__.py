@@ -33,7 +33,7 @@ class Method(Protocol):
         """Returns the trace with its verdict and scores.
 
         Raises:
-            EngineError: a judge model refused a request. The next start grades the sample again.
+            EngineError: a judge model refused a request. The next launch grades the sample again.
             Failure: the grader or the harness does not answer.
         """
         ...

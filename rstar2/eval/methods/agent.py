@@ -31,10 +31,10 @@ class Grader(Protocol):
 
 
 class RetryingTools:
-    """Tools that count all calls, and run a call again if it is lost: if the judge returned no result for it.
+    """Tools that count all calls and retry lost calls. A call is lost if the judge returned no result for it.
 
-    If a call is lost again and again while the judge answers other calls, the model gets the result that the call is
-    lost. If the judge answers no calls at all, `run` raises ServiceGone.
+    If the judge answers other calls but all retries of a call are lost, the model is told that the call was lost. If
+    the judge answers no calls at all, `run` raises ServiceGone.
     """
 
     def __init__(self, tools: Tools, retries: RetryPolicy) -> None:
@@ -142,7 +142,8 @@ class AgentMethod:
         return trace.model_copy(update={"problem": text, "gold": gold})
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Returns the trace with two verdicts: by the benchmark's reading rule, and by the paper's."""
+        """Returns the trace with two verdicts: one by the benchmark's reading rule, and one by the paper's reading
+        rule."""
         part, read_by = benchmark_part(trace)
         verdict = await self.verdict(trace, problem, part)
         paper = part_to_grade(trace, "paper")

@@ -29,7 +29,7 @@ from rstar2.loop.turns.turn import EMPTY, ParsedTurn
 from rstar2.retry import RetryPolicy
 
 JUDGE_MODEL = "judge model"
-"""The name that messages to the user use for a model that grades answers."""
+"""Name of a model that grades answers, in messages to the user."""
 _FINISHES: dict[str, Finish] = {
     "length": "max_tokens",
     "content_filter": "content_filter",
@@ -154,15 +154,15 @@ def _with_calls(message: Message) -> ParsedTurn:
 class ServerChat:
     """A model on any server that supports OpenAI's chat completions.
 
-    If fewer tokens are left in the model's context than the budget allows, the reply gets the tokens that are left. If
-    no tokens are left, the reply is empty and its finish is `length`.
+    If fewer tokens are left in the model's context than the budget allows, the reply may use only the tokens that are
+    left. If no tokens are left, the reply is empty and its finish is `length`.
 
     Args:
         url: URL of the server, with or without `/v1`.
         model: name of the model on the server. If None, the server's only model is used.
         retries: the retry policy, shared by all requests of the run.
         turn_timeout_s: maximum number of seconds for one reply.
-        service: the name that messages to the user use for the server: "server" or `JUDGE_MODEL`.
+        service: the server's name in messages to the user: "server" or `JUDGE_MODEL`.
         key: API key, if the server needs one.
         more: further fields of each request.
 

@@ -1,7 +1,7 @@
 """Formats results and comparisons as tables for the terminal.
 
 Names and answers are escaped, because they may contain any text, and rich interprets markup in the cells of a table.
-Each table fits into 80 columns. A table's caption explains the figures that the headings do not explain.
+Each table fits into 80 columns. A table's caption explains the numbers that the headings do not explain.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _NOTES = {
     "failed calls": "failed calls: share of all tool calls.",
     "failed turns": "failed turns: turns with a failed call.",
 }
-"""Explanations of the figures of a summary, by the beginning of their labels."""
+"""Explanations of a summary's numbers, keyed by the first words of their labels."""
 
 
 def summaries_table(summaries: Sequence[tuple[str, dict[str, Any]]], console: Console) -> Table:
     """Returns a table of the summaries of benchmarks. A benchmark is given as a pair (name, summary).
 
     Each benchmark has a column in the table. If the columns do not fit into the console, each benchmark has a row with
-    fewer figures.
+    fewer numbers.
     """
     table = _table(gap=3)
     table.add_column("")
@@ -93,7 +93,7 @@ _IN_A_ROW = {
     "calls per sample": "calls",
     "failed calls": "failed",
 }
-"""The figures that the table shows if each benchmark has a row. Each figure is mapped to the heading of its column."""
+"""Dict from the label of a number to the heading of its column, for the table with a row per benchmark."""
 
 
 def _rows_table(names: Sequence[str], summaries: Sequence[dict[str, str]]) -> Table:
@@ -110,8 +110,8 @@ def _rows_table(names: Sequence[str], summaries: Sequence[dict[str, str]]) -> Ta
 
 
 def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
-    """Returns the figures of a summary, by label. A figure is a dash if it does not exist, or if the summary is too old
-    to have it."""
+    """Returns a dict from label to number for a summary. A number is a dash if it does not exist, or if the summary is
+    too old to have it."""
     if not summary["samples"]:
         return {"samples": "0"}
     lines = {
@@ -341,7 +341,7 @@ def score_differences_table(name: str, scores: Sequence[ScoreDifference]) -> Tab
 
 
 MOST_FLIPS = 10
-"""The maximum number of flipped problems in the terminal."""
+"""Maximum number of flipped problems that the terminal lists."""
 
 
 def flips_table(each: Comparison) -> Table:

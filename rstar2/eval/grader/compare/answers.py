@@ -376,8 +376,8 @@ class _Comparison:
 
 
 def _kind(a: Node, b: Node) -> str:
-    """Returns the kind of answer, such as `list`, that decides by which rule two answers are compared. The kind is also
-    the name of this rule."""
+    """Returns the name of the rule that compares two answers, such as `list`. The rule depends on the kinds of the
+    answers."""
     kinds = {type(a), type(b)}
     if nodes.Text in kinds:
         return "text"
@@ -477,9 +477,9 @@ def _items(node: Node) -> Items:
 def _mirrored_bounds(
     a: Node, b: Node, interval: nodes.Brackets, other: nodes.Brackets
 ) -> Iterator[tuple[nodes.Brackets, nodes.Brackets]]:
-    """Yields pairs of intervals for a second comparison. In each pair, one of the two answers is a relation between two
-    letters whose sides are exchanged: if a < x was read as a bound on one letter, x > a is read as a bound on the other
-    letter."""
+    """Yields pairs of intervals for a second comparison. In each pair, one of the two answers is a relation, and its
+    sides are exchanged. If a < x was first read as a bound on one of its letters, x > a is now read as a bound on the
+    other letter."""
     for node, against in ((a, other), (b, interval)):
         if isinstance(node, nodes.Relation) and len(node.sides) == 2:
             mirrored = as_interval(nodes.Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))

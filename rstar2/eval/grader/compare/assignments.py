@@ -274,6 +274,6 @@ def names_of(items: Sequence[Node]) -> list[Node]:
 
 
 def is_one_variable(names: Sequence[Node]) -> bool:
-    """Whether all names are one variable, as in x = 1, x = 2 or x_1 = 1, x_2 = 2."""
+    """Whether all names denote the same variable, as in x = 1, x = 2 or x_1 = 1, x_2 = 2."""
     letters = {name.name if isinstance(name, nodes.Apply | nodes.Symbol) else str(name) for name in names}
     return len(letters) == 1

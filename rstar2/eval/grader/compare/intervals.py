@@ -51,7 +51,7 @@ def same_region(a: Region, b: Region) -> bool:
 
 
 def is_region(node: Node) -> bool:
-    """Whether a node is certainly a set of numbers, rather than perhaps a point or a list."""
+    """Whether a node is certainly a set of numbers, so that it cannot be a point or a list."""
     match node:
         case nodes.Brackets(opening=opening, closing=closing, items=items):
             return len(items) == 2 and (opening, closing) in {("(", "]"), ("[", ")")}
@@ -253,7 +253,7 @@ def _complement(region: Region) -> Region:
 def _close(a: Any, b: Any) -> bool:
     """Whether two ends, computed to 40 digits, are the same.
 
-    Raises NoValue if the two ends are too large to be told apart.
+    Raises NoValue if the two ends are too large to be distinguished.
     """
     size = max(abs(a), abs(b))
     if size < a.context.inf and size > _LARGEST_END:

@@ -39,8 +39,7 @@ def other_letter(gold: Node, pred: Node) -> dict[str, str]:
 
 
 def other_arguments(gold: Node, pred: Node) -> dict[str, Node]:
-    """Returns a dictionary that replaces the prediction's names for the arguments of a function by the gold answer's
-    names.
+    """Returns a dict from the prediction's names for the arguments of a function to the gold answer's names.
 
     For the gold answer f(x) = x and the prediction f(z) = z, z becomes x. The dictionary is empty if the names are the
     same, or if the answers do not define the same function of the same number of letters.
@@ -85,7 +84,7 @@ def _letters(args: tuple[Node, ...]) -> list[str]:
 
 
 def states_kinds(node: Node) -> bool:
-    """Whether an answer states the kind of number, such as an integer, for which one of its letters stands."""
+    """Whether an answer says which kind of number one of its letters stands for, such as an integer."""
     return any(isinstance(part, nodes.Symbol) and part.numbers for part in walk(node))
 
 
@@ -128,7 +127,7 @@ def _kinds_of(letter: str, node: Node) -> set[str]:
 
 
 def _usual_kinds(letter: str, *answers: Node) -> set[str]:
-    """Returns the kinds of numbers for which a letter of the answers may stand if an answer states no kind."""
+    """Returns the kinds of numbers that a letter of the answers may stand for if an answer states no kind."""
     if any(_family_letter(answer) == letter for answer in answers):
         return {"integer"}
     bounds = [part for answer in answers for part in walk(answer) if _is_bound(part)]

@@ -123,9 +123,8 @@ def _flat_parts(node: Node) -> list[Node]:
 def _with_each_sign(node: Node) -> list[Node]:
     """Returns one node for each choice of signs for the ± in a node.
 
-    If one of the signs is ∓, or if the node is a tuple such as (1 ± √2, 3 ± √2), whose coordinates depend on each
-    other, all ± of the node stand for the same sign, and there are two nodes. In any other node, the signs are
-    independent: (±1, ±2) are four points.
+    All ± of a node stand for the same sign if one of them is ∓, or if the node is a tuple such as (1 ± √2, 3 ± √2). The
+    result then has two nodes. In any other node, the signs are independent: (±1, ±2) are four points.
     """
     signed = [part for part in walk(node) if isinstance(part, nodes.PlusMinus)]
     if not signed:

@@ -3,7 +3,7 @@ r"""Reduces a prediction to the one answer that it states.
 A model that is rewarded for correct verdicts may write any text, and could learn to write a text that is accepted for
 many gold answers. Therefore a prediction is reduced to one value before it is compared. A chain such as
 `x = \frac{1}{3} \approx 0.333` may contain an exact value and its decimal approximation, and no other value. All values
-that equals signs join have to agree.
+joined by equals signs have to agree.
 
 Some signs have two readings: 30° is 30 or π/6, 5 % is 5 or 0.05, and log is natural or decimal. A whole answer such as
 30° may have either meaning. In a calculation such as 1° - 1, the two readings have different values and would be two
@@ -28,8 +28,7 @@ from rstar2.eval.grader.values.numbers import constant_value, real_value, whole_
 from rstar2.eval.grader.values.points import ROUNDING
 
 _CLOSE = 100
-"""An approximation, such as 22/7 or 1.27·10^30, may differ from the exact value by at most the exact value divided by
-this number."""
+"""The inverse of the maximum relative error of an approximation, such as 22/7 or 1.27·10^30."""
 _SIGNS = frozenset({"percent", "degree"})
 _DOUBLE = _SIGNS | {"log"}
 """The names of functions and postfix signs that have two readings."""
@@ -101,7 +100,7 @@ def _is_constant(node: Node) -> bool:
 
 
 def _common_value(values: list[Node], same: Same) -> Node:
-    """Returns the last of several values that equals signs join. Raises NoValue if another of the values differs from
+    """Returns the last of several values joined by equals signs. Raises NoValue if another of the values differs from
     the last value. Calculations such as 5 + 5 + 1 and values with letters are not compared with the last value."""
     last = values[-1]
     for value in values[:-1]:
@@ -117,7 +116,7 @@ def _common_value(values: list[Node], same: Same) -> Node:
 
 
 def _is_working(node: Node) -> bool:
-    """Whether a value is a calculation on the way to the answer, such as 5 + 5 + 1."""
+    """Whether a value is an intermediate calculation, such as 5 + 5 + 1."""
     steps = nodes.Sum | nodes.Product
     return isinstance(node, steps) and all(isinstance(part, steps | nodes.Number) for part in walk(node))
 

@@ -17,9 +17,9 @@ _MIRRORED = {">": "<", ">=": "<="}
 def same_equations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
     """Whether two equations are equivalent.
 
-    Two solved equations certainly differ if they have the same name and different values, or if their values are
-    constants and their names or values differ. NoValue is raised for any other equations that differ in form, because
-    they may still be equivalent.
+    Two solved equations certainly differ in two cases: if they have the same name and different values, or if their
+    values are constants and their names or values differ. NoValue is raised for any other equations that differ in
+    form, because they may still be equivalent.
     """
     if same_relations(a, b, same):
         return True

@@ -72,7 +72,7 @@ class Answer(Side):
         return nodes.Listing(tuple(items), alternatives=not separators.isdisjoint(_OR), together=has_and)
 
     def _skip_separators(self) -> bool:
-        """Takes all separators that come next. Returns whether the next token was a separator."""
+        """Consumes all separators that come next. Returns whether the next token was a separator."""
         start = self._tokens.place
         while (
             self._tokens.at("sign", ",", ";", "&")

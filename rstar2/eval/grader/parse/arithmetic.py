@@ -39,7 +39,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def _listing(self) -> Node:
-        """Reads one answer, or several answers that are separated by commas and the like.
+        """Reads one answer, or several answers between separators such as commas.
 
         This rule also reads the content of braces.
         """
@@ -106,8 +106,7 @@ class Arithmetic(ABC):
         return negative(self._factor()) if negated else self._factor()
 
     def _side_by_side(self, left: Node) -> Node:
-        """Returns the product of `left` and the factor after it, or the mixed number that `left` and the factor
-        form."""
+        """Returns `left` and the next factor as one value: their product, or a mixed number such as 1 1/2."""
         tokens = self._tokens
         after_digits = tokens.peek(-1).kind == "number"  # (-2) 9/2 is a product
         is_whole = (
@@ -284,8 +283,8 @@ class Arithmetic(ABC):
     def _argument(self, whole_number: bool = False) -> Node:
         """The argument of a command: a group in braces, or the next operand.
 
-        Without braces, only the first letter of a word and the first digit of a number are taken, as in TeX. If
-        `whole_number`, all digits of the number are taken.
+        Without braces, only the first letter of a word and the first digit of a number are consumed, as in TeX. If
+        `whole_number`, all digits of the number are consumed.
         """
         tokens = self._tokens
         if tokens.accept("sign", "{"):

@@ -186,7 +186,8 @@ class Expression(Arithmetic):
         return node if exponent is None else nodes.Power(node, exponent)
 
     def _is_base_with_argument(self) -> bool:
-        """Whether the digits after an underscore are the base and the argument: TeX reads \\log_28 as \\log_2 8."""
+        """Whether the digits after an underscore contain both the base and the argument: TeX reads \\log_28 as \\log_2
+        8."""
         token = self._tokens.next
         if token.kind != "number" or not token.text.isdigit() or len(token.text) == 1:
             return False

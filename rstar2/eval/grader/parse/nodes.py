@@ -43,7 +43,7 @@ class Symbol(Node):
 
 CONSTANTS = frozenset({"pi", "e", "i", "infinity"})
 UNKNOWN = "\\"
-"""The first character in the name of a symbol that was an unknown command."""
+"""The first character of a symbol's name if the symbol stands for an unknown LaTeX command."""
 
 
 @dataclass(frozen=True, slots=True)

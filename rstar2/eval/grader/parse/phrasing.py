@@ -134,11 +134,11 @@ def spelled_out(text: str) -> str | None:
 def split_aside(text: str) -> Aside | str | None:
     """Splits off a remark in parentheses after a value.
 
-    Returns an `Aside` if the remark restates the value, the text without the parentheses if the parentheses hold a
-    unit, and None otherwise. A number in parentheses may be a factor. The remark restates the value if a word such as
-    `or` or a sign such as = begins the remark, or if the value or the remark is a number in words. The remark also
-    restates the value if there is a space before the remark, and if value and remark have different forms. For example,
-    the value or the remark may be a percentage, an angle, or the decimal of a fraction or a root.
+    If the remark restates the value, returns an `Aside`. If the parentheses hold a unit, returns the text without the
+    parentheses. Otherwise, returns None. A number in parentheses may be a factor. The remark restates the value if a
+    word such as `or` or a sign such as = begins the remark, or if the value or the remark is a number in words. The
+    remark also restates the value if there is a space before the remark, and if value and remark have different forms.
+    For example, the value or the remark may be a percentage, an angle, or the decimal of a fraction or a root.
     """
     match = _ASIDE.fullmatch(text) if text.endswith((")", ")}", ") }")) else None
     if match is None:

@@ -179,11 +179,12 @@ class TokenStream:
 
     @property
     def next(self) -> Token:
-        """Returns the next token without taking it. Returns `END` after the last token."""
+        """Returns the next token without consuming it. Returns `END` after the last token."""
         return self._tokens[self.place]
 
     def peek(self, ahead: int = 1) -> Token:
-        """Returns the token `ahead` places after the next token, without taking it. A negative `ahead` looks back."""
+        """Returns the token `ahead` places after the next token, without consuming it. A negative `ahead` looks
+        back."""
         index = self.place + ahead
         return self._tokens[index] if index < len(self._tokens) else END
 
@@ -194,7 +195,7 @@ class TokenStream:
         return token
 
     def take_part(self, used: int) -> None:
-        """Takes the first `used` characters of the next token. The remaining characters become the next token."""
+        """Consumes the first `used` characters of the next token. The remaining characters become the next token."""
         token = self.next
         self._tokens[self.place] = Token(token.kind, token.text[used:])
         self._remainder_at = self.place
@@ -210,9 +211,9 @@ class TokenStream:
         return token.kind == kind and token.text in texts
 
     def accept(self, kind: str, *texts: str) -> bool:
-        """Takes the next token if that token has the given kind and one of the given texts.
+        """Consumes the next token if it has the given kind and one of the given texts.
 
-        Returns whether the token was taken.
+        Returns whether the token was consumed.
         """
         if self.at(kind, *texts):
             self.place += 1
@@ -220,7 +221,7 @@ class TokenStream:
         return False
 
     def expect(self, kind: str, *texts: str) -> None:
-        """Takes the next token.
+        """Consumes the next token.
 
         Raises ParseError if the token does not have the given kind and one of the given texts.
         """

@@ -49,8 +49,7 @@ _SIZES = {
     "decibel": {"db decibel": "1"},
     **{name: {name: "1"} for name in ("ton", "rupee", "acre", "hectare", "teaspoon", "tablespoon")},
 }  # fmt: skip
-"""For each basic unit: the words for units that are multiples of it, and the size of each such unit in the basic
-unit."""
+"""For each basic unit, its multiples: a dict from a multiple's words to its size in the basic unit."""
 _PRODUCTS: dict[str, dict[str, int]] = {
     "litre": {"metre": 3}, "hertz": {"second": -1}, "newton": {"gram": 1, "metre": 1, "second": -2},
     "joule": {"gram": 1, "metre": 2, "second": -2},

@@ -1,4 +1,4 @@
-"""Corners: the places where |…|, roots, minima and the like change from one formula to another.
+"""Corners: the places where |…|, roots, minima and similar functions change from one formula to another.
 
 Between two neighbouring corners, an expression is a single formula, so one point is enough to test it.
 """
@@ -72,8 +72,8 @@ def _corner_arguments(part: Node) -> list[Node]:
 
 
 def _zero(value: Node, name: str, point: Mapping[str, Fraction], start: tuple[int, int]) -> Fraction | None:
-    """Returns the value of a letter, to a millionth, at which an expression is zero. Returns None if the secant method
-    finds no such value."""
+    """Returns the value of a letter at which an expression is zero, accurate to a millionth. Returns None if the secant
+    method finds no such value."""
     low, high = map(Fraction, start)
     with contextlib.suppress(NoValue, OverflowError):
         bottom, top = (_real(value, {**point, name: place}) for place in (low, high))

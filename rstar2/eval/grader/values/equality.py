@@ -67,9 +67,9 @@ from rstar2.eval.grader.values.points import (
 from rstar2.eval.grader.values.rational import Plan, plan
 
 PRECISE_DIGITS = 230
-"""Whether one equation is a multiple of another is decided by the ratio of their values at several points. The first
-ratios are computed to this number of digits. With 40 digits, the lines y = 10^40 x + √2 and y = 10^40 x + √3 would
-count as equal."""
+"""Number of digits to which the first ratios of two equations' values are computed. These ratios, at several points,
+decide whether one equation is a multiple of the other. With 40 digits, the lines y = 10^40 x + √2 and y = 10^40 x + √3
+would count as equal."""
 SMOOTH_POINTS, EDGED_POINTS = 6, 64
 """The number of points at which expressions have to agree. The first number applies to smooth expressions, and the
 second to expressions with corners, jumps or functions such as gcd."""
@@ -84,10 +84,11 @@ FIRST_TRIES, TRIES_PER_POINT = 40, 8
 """Maximum number of points that are tried: `FIRST_TRIES`, plus `TRIES_PER_POINT` for each point at which the
 expressions agree."""
 MAX_ONE_SIDED, MAX_ONE_SIDED_ALONE, MAX_UNDEFINED = 6, 3, 0.25
-"""For each point at which two expressions agree: the number of further points at which only one of them may have a
-value. The second number applies if only integers are compared. The third number applies to points at which one
-expression is undefined, if an expression is piecewise or a letter is an integer. The third number is small because, for
-example, e^(ln(x - 3)) has values only where it equals |x - 3|, and 2n/(1 + (-1)^n) only where it equals (-1)^n n."""
+"""Limits on the number of points at which only one of two expressions has a value, as multiples of the number of points
+at which the expressions agree. The second limit applies if only integers are compared. The third limit applies to
+points at which one expression is undefined, if an expression is piecewise or a letter is an integer. The third limit is
+small because, for example, e^(ln(x - 3)) has values only where it equals |x - 3|, and 2n/(1 + (-1)^n) only where it
+equals (-1)^n n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +108,18 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class _Test:
-    """How many points a comparison needs, and at how many points only one of the expressions may have a value."""
+    """How many points a comparison needs, and the limits on points at which only one of the expressions has a value."""
 
     needed: int
     """The number of points at which the expressions have to agree."""
     most: int
     """While the budget has work left, points are compared until the expressions agree at this many points."""
     undefined: float
-    """For each point at which the expressions agree: the number of further points at which only one of them may be
-    undefined."""
+    """Limit on the points at which only one expression is undefined, as a multiple of the points at which both agree.
+    """
     beyond: float
-    """For each point at which the expressions agree: the number of further points at which only one of them may be too
-    large or a `NotACount`."""
+    """Limit on the points at which only one expression is too large or a `NotACount`, as a multiple of the points at
+    which both agree."""
 
 
 def equal(a: Node, b: Node) -> bool:

@@ -1,7 +1,7 @@
 """Evaluates an expression: exactly if the value is rational, and otherwise to any number of digits.
 
-The caller gives the values of letters. An unknown part, such as f(2), an integral or an infinite sum, gets a value that
-depends only on its name, on the values of its parts and on the secret of the run. Therefore equal parts have equal
+The caller provides the values of letters. An unknown part, such as f(2), an integral or an infinite sum, gets a value
+that depends only on its name, on the values of its parts and on the secret of the run. Therefore equal parts have equal
 values, and different parts almost surely have different values.
 """
 

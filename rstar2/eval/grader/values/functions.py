@@ -91,7 +91,8 @@ def _root(setting: Setting, value: Value, index: Value) -> Value:
 
 
 def _whole_root(value: int, order: int) -> int | None:
-    """Returns the root of `value` of the given order if the root is an integer, otherwise None."""
+    """Returns the integer root of `value`, such as the cube root for `order` 3. Returns None if the root is not an
+    integer."""
     if value < 0:
         positive = _whole_root(-value, order) if order % 2 else None
         return None if positive is None else -positive

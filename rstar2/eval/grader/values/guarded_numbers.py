@@ -19,7 +19,7 @@ MAX_SPREAD_BITS = 200
 """Inexact numbers whose sizes differ by more than this many bits are not added, because the smaller number would be
 lost in rounding noise."""
 BUDGET = 40_000
-"""Maximum work for grading one answer. A unit of work is about one microsecond on a processor of 2024."""
+"""Maximum work for grading one answer. A unit of work is about one microsecond on a 2024 processor."""
 _STEP = 3
 """The cost of visiting a node, in units of `BUDGET`."""
 _EXACT_BITS = 500
@@ -60,7 +60,8 @@ class Budget:
     def __init__(self, units: float = BUDGET) -> None:
         self.left = units
         self.values: dict[Any, Any] = {}
-        """The cached values of sums without free letters, by expression, number of digits and reading of signs."""
+        """The cached values of sums without free letters, keyed by expression, number of digits and reading of signs.
+        """
 
     def spend(self, units: float) -> None:
         """Uses up some of the work. If not enough work is left, this call and all later calls raise TooMuchWork."""
@@ -132,7 +133,7 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A point and the way in which expressions are evaluated at it, with arithmetic that keeps the limits of this
+    """A point and the settings for evaluating expressions at it. The methods do arithmetic within the limits of this
     module."""
 
     symbols: Mapping[str, Constant]
@@ -156,7 +157,7 @@ class Setting:
     set."""
 
     def step(self) -> None:
-        """Spends the work for visiting a node."""
+        """Charges the cost of visiting a node to the budget."""
         self.budget.spend(_STEP)
 
     def library(self, function: Callable[..., Any], *arguments: Any, cost: float = 10) -> Value:
@@ -198,8 +199,8 @@ class Setting:
         return value
 
     def _pay(self, value: Fraction, *, reduced: bool) -> None:
-        """Spends work on computing an exact number. The cost grows with the square of the number's size, and is higher
-        if the fraction has to be reduced."""
+        """Charges the cost of computing an exact number to the budget. The cost grows with the square of the number's
+        size, and is higher if the fraction has to be reduced."""
         bits = value.numerator.bit_length() + value.denominator.bit_length()
         if bits > MAX_BITS:
             raise BeyondGuards("a number that is too large")

@@ -29,8 +29,8 @@ ROUNDED_DIGITS = 7
 FLOAT_DIGITS = 15
 """A float that is not a short decimal is printed with at least this many significant digits."""
 FLOAT_PLACES = 20
-"""The decimal that Python prints for a float differs by less than this many units of its last digit from every number
-that is rounded to this float."""
+"""Upper bound on the difference between the decimal that Python prints for a float and any number that rounds to this
+float. The bound is in units of the decimal's last digit."""
 MAX_FLOAT = 10**300
 LOW_DIGITS, HIGH_DIGITS = 40, 80
 """The number of digits in the first comparison of two values, and in the second comparison, which confirms the
@@ -40,10 +40,10 @@ _SMALL_BITS = 100
 _FOR_LARGE_VALUES = 0.6
 """After the first points, large values are compared only as long as more than this share of the budget is left."""
 _MORE_DIGITS = (0, 150, 300, 600, 1200, 2400)
-"""The possible numbers of further digits to which values are computed if a computation contains numbers with more than
-`_SMALL_BITS` bits. Three times as many digits as these numbers have are needed: √(10^100 + 1) differs from 10^50 in its
-101st digit, their difference has 101 digits less, and cos(10^-100) differs from 1 in its 201st digit. The list is short
-because each number of digits needs its own mpmath context."""
+"""The possible numbers of additional digits for computations that contain numbers with more than `_SMALL_BITS` bits. A
+computation needs three times as many additional digits as its largest number has: √(10^100 + 1) differs from 10^50 in
+its 101st digit, their difference has 101 digits less, and cos(10^-100) differs from 1 in its 201st digit. There are few
+choices because each number of digits needs its own mpmath context."""
 
 
 def infinite(node: Node) -> int:

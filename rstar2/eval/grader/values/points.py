@@ -47,27 +47,28 @@ COMPLEX_FUNCTIONS = LENGTHS | {"Re", "Im", "arg"}
 """Functions whose arguments may be complex."""
 _INVERSES = frozenset({"arcsin", "arccos", "arctan", "arccot"})
 _COUNTING = frozenset({"factorial", "double_factorial", "binom", "gcd", "lcm"})
-"""Functions in whose arguments all letters are integers, whatever the letters are."""
+"""Functions whose arguments contain only integer letters: in gcd(x, 6), x is an integer too."""
 _USUALLY_WHOLE = frozenset("jkmn")
 """Letters that are usually integers."""
 _DIGITS = 40
 _DENOMINATORS, _FINE_DENOMINATORS, _FINE_TURNS = (1000, 2000), (1 << 40, 1 << 41), range(0, 12, 2)
-"""The usual range and the fine range, from which the denominators of fractions are drawn, and the indices of the points
-for which the fine range is used. A fixed denominator would miss some differences: sin(2018πx) is zero at all fractions
-over 2018. Denominators in the fine range usually have large prime factors, so that a factorial times a fraction is not
-an integer."""
+"""Two ranges from which denominators of fractions are drawn (usual and fine), and the indices of the points that use
+the fine range. A fixed denominator would miss some differences: sin(2018πx) is zero at all fractions over 2018.
+Denominators in the fine range usually have large prime factors, so that a factorial times a fraction is not an integer.
+"""
 _SIZES = (6, 20, 200, 2000, 1 << 20, 1 << 64)
-"""Maximum values for letters that are integers. The points use these maximum values in turn."""
+"""Maximum values for letters that are integers. The points cycle through these values."""
 _SERIES_SIZES = (5, 10, 20, 40)
-"""Maximum values, in turn, for letters that are integers, if a letter is a bound of a sum or product. They are small
-because the sum or product is computed term by term."""
+"""Maximum values for letters that are integers, if a letter is a bound of a sum or product. The points cycle through
+these values. They are small because the sum or product is computed term by term."""
 _MIXED_SIZES = (4, 8, 16, 40)
-"""Maximum values, in turn, for letters that are integers, if the expressions also have real letters, as in x^n."""
+"""Maximum values for letters that are integers, if the expressions also have real letters, as in x^n. The points cycle
+through these values."""
 _STEPPED_SIZES = (300, 3000)
-"""Further maximum values for letters that are integers, if the expressions have steps and real letters: ⌊n/100⌋ equals
-its square for n up to 199."""
+"""Additional maximum values for letters that are integers, if the expressions have steps and real letters: ⌊n/100⌋
+equals its square for n up to 199."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
-"""The intervals from which values of real letters are drawn. The points use these intervals in turn."""
+"""The intervals from which values of real letters are drawn. The points cycle through these intervals."""
 _NEGATIVE_TURN = 6
 """If an expression also has letters that are integers, its real letters are negative at only one point in this many,
 because x^(n/2) has few values at negative x."""
@@ -103,11 +104,11 @@ def _fingerprint(node: Node) -> str:
 
 
 def whole_letters(a: Node, b: Node) -> set[str]:
-    """Returns the letters that are integers: j, k, m, n, and the letters by which the expressions count
+    """Returns the letters that are integers: j, k, m, n, and the counting letters of the expressions
     (`_counting_letters`).
 
-    A letter by which only one of the expressions counts is an integer only if the other expression is rational: when
-    gcd(x, x) is compared with |x|, x is not an integer.
+    A counting letter of only one expression is an integer only if the other expression is rational: when gcd(x, x) is
+    compared with |x|, x is not an integer.
     """
     counting = [_counting_letters(node) for node in (a, b)]
     letters = counting[0] & counting[1]
@@ -119,8 +120,8 @@ def whole_letters(a: Node, b: Node) -> set[str]:
 
 
 def _counting_letters(node: Node) -> set[str]:
-    """Returns the letters by which an expression counts: the letters in factorials and similar functions, and in the
-    bounds of sums and products."""
+    """Returns the counting letters of an expression: the letters in factorials and similar functions, and in the bounds
+    of sums and products."""
     letters = set[str]()
     for part in walk(node):
         if isinstance(part, Call) and part.name in _COUNTING:
@@ -229,8 +230,8 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
 
 
 def _divided(a: Node, b: Node) -> Iterator[Node]:
-    """Yields the parts of two expressions whose divisors matter, such as n + 2 in gcd(n + 2, 59) and in (n + 2) mod
-    59."""
+    """Yields the parts of two expressions that are arguments of gcd, lcm or mod, such as n + 2 in gcd(n + 2, 59) and in
+    (n + 2) mod 59."""
     for node in (a, b):
         for part in walk(node):
             if isinstance(part, Call) and part.name in {"gcd", "lcm"}:
@@ -364,7 +365,7 @@ def has_steps(a: Node, b: Node) -> bool:
 
 
 def is_piecewise(a: Node, b: Node) -> bool:
-    """Whether one of two expressions may be piecewise, because it has |…|, minima, floors, (-1)^x or the like."""
+    """Whether one of two expressions may be piecewise, because it has |…|, minima, floors, (-1)^x or similar parts."""
     return bool((functions(a) | functions(b)) & (LENGTHS | STEPS)) or any(
         (isinstance(part, Power) and _has_whole_argument(part, variables(part))) or _is_root_of_a_square(part)
         for node in (a, b)

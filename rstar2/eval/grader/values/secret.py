@@ -21,8 +21,8 @@ _BYTES = 32
 def secret() -> bytes:
     """Returns the secret of the run. If the environment holds no secret, the first call creates a secret.
 
-    Raises UserError if the environment variable does not consist of hexadecimal digits, or if their number is odd or
-    less than 16.
+    Raises UserError if the environment variable does not consist of hexadecimal digits, or if the count of digits is
+    odd or less than 16.
     """
     text = os.environ.get(VARIABLE)
     if not text:
@@ -34,8 +34,8 @@ def secret() -> bytes:
 def _decoded(text: str) -> bytes:
     if not re.fullmatch(r"(?:[0-9a-fA-F]{2}){8,}", text):
         raise UserError(
-            f"{VARIABLE} is not an even number of at least 16 hexadecimal digits; unset the variable, or set it to"
-            f" digits such as {os.urandom(_BYTES).hex()}"
+            f"{VARIABLE} does not consist of hexadecimal digits (an even count, at least 16); unset the variable, or"
+            f" set it to digits such as {os.urandom(_BYTES).hex()}"
         )
     return bytes.fromhex(text)
 

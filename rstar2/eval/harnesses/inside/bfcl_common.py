@@ -53,7 +53,7 @@ class BFCLWorker:
                 del module_globals[key]
 
     def entries(self) -> list[dict[str, str]]:
-        """Returns all entries, taken in turn from each category."""
+        """Returns all entries, in round-robin order over the categories."""
         place: dict[str, int] = {}
         ordered = []
         for name, entry in self._entries.items():

@@ -1,4 +1,5 @@
-"""BFCL v3 by the package nvidia-bfcl: all categories except the executable ones, which need keys of other services."""
+"""Runs BFCL v3 with the package nvidia-bfcl: all categories except the executable ones, which need API keys of other
+services."""
 
 from collections.abc import Iterator
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""BFCL v4 by the package bfcl-eval: the single-turn and multi-turn categories, and two kinds of memory."""
+"""Runs BFCL v4 with the package bfcl-eval: the single-turn and multi-turn categories, and two memory categories."""
 
 import os
 import shutil
@@ -78,7 +78,7 @@ class Worker(BFCLWorker):
                 folder = self._memory / utils.get_directory_structure_by_id(id) / "memory_snapshot"
                 written = folder / "prereq_checkpoints" / f"{conversation['id']}.json"
                 if written.exists():
-                    # An earlier start wrote it, and may have been killed before it wrote the other file.
+                    # An earlier launch wrote it, and may have been killed before it wrote the other file.
                     shutil.copy(written, folder / f"{scenario[1]}_final.json")
                 else:
                     self.converse(conversation, url)
@@ -116,8 +116,8 @@ def _entries(memory: Path) -> Iterator[Entry]:
 
 
 def _earlier_conversations(memory: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Returns, by memory category and scenario, the conversations that come before the questions. The conversations are
-    in the order in which they are run."""
+    """Returns the conversations that come before the questions, keyed by (memory category, scenario). The conversations
+    are in the order in which they are run."""
     conversations: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for category in MEMORY:
         entries = utils.populate_initial_settings_for_memory_test_cases(

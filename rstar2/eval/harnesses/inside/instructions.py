@@ -1,4 +1,4 @@
-"""Scores replies by IFEval's and IFBench's own checkers, which the package if-verifiable contains."""
+"""Scores replies with the checkers of IFEval and IFBench from the package if-verifiable."""
 
 import importlib.util
 import json
