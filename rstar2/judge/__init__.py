@@ -27,9 +27,9 @@ worker/sessions.py and sandbox/session.py. While no cell of a session runs, the 
 sandbox/inside/turns.py.
 
 service/start.py starts all processes, and service/supervisor.py restarts the processes that die. service/state.py lets
-the commands of `rstar2 judge` find a running judge. Packages import only downwards in this order: service; client,
-server and worker (which do not import each other); sandbox; queue; schema. The import contracts in pyproject.toml
-enforce the order.
+the commands of `rstar2 judge` find a running judge. A package imports only packages that come later in this order:
+service; client, server and worker (which do not import each other); sandbox; queue; schema. The import contracts in
+pyproject.toml enforce the order.
 """
 
 from __future__ import annotations

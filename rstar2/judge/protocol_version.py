@@ -21,7 +21,7 @@ HEADER = "Rstar2-Protocol"
 INCOMPATIBLE = 426
 """HTTP status (Upgrade Required) for a client with another major version. Source: RFC 9110, section 15.5.22."""
 _QUOTED_CHARS = 40
-"""An error message quotes at most this many characters of a text that is not a version."""
+"""Maximum number of characters of an invalid version that an error message quotes."""
 _VERSION_PATTERN = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 
 
@@ -42,13 +42,13 @@ class ProtocolVersion(NamedTuple):
 
 
 PROTOCOL = ProtocolVersion(1, 0)
-"""The protocol version of this rstar2."""
+"""The protocol version that the installed rstar2 uses."""
 
 
 def is_compatible(version_text: object) -> bool:
-    """Returns whether this rstar2 can work with a client, server or worker that names this version.
+    """Returns whether `version_text` names a version with the same major version as `PROTOCOL`.
 
-    A client, server or worker that names no version counts as too old.
+    A client, server or worker that sends no version is too old and therefore incompatible.
     """
     version = ProtocolVersion.parse(version_text) if isinstance(version_text, str) else None
     return version is not None and version.major == PROTOCOL.major
@@ -57,14 +57,14 @@ def is_compatible(version_text: object) -> bool:
 def conflict(
     us: str, them: str, version_text: object, *, our_update: str, their_update: str
 ) -> tuple[str, str]:
-    """Returns the error message and the hint for two parts of a judge whose major versions differ.
+    """Returns the error message and the hint for two components with different major versions.
 
     Args:
-        us: name of this part in the error message, such as "this client".
-        them: name of the other part in the error message.
-        version_text: the version that the other part names.
-        our_update: what to update if this part is the older one, such as "the client".
-        their_update: what to update if the other part is the older one.
+        us: name of this component in the error message, such as "this client".
+        them: name of the other component in the error message.
+        version_text: the version that the other component sent.
+        our_update: what to update if this component is the older one, such as "the client".
+        their_update: what to update if the other component is the older one.
     """
     version = ProtocolVersion.parse(version_text) if isinstance(version_text, str) else None
     older = our_update if version is not None and version > PROTOCOL else their_update

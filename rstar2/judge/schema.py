@@ -228,7 +228,6 @@ class StreamResponse(BaseModel):
     id: str
     result: RunResult | None = None
     retry_after_s: float = 0.0
-    """If the queue is full and the program was not queued, the number of seconds after which to send the request
-    again."""
+    """Seconds after which to send the request again, if the queue was full and the program was not queued."""
     cancelled: bool = False
     """Whether the program was cancelled. A cancelled program has no result."""

@@ -23,7 +23,7 @@ class Events:
 
     Args:
         what: the supervisor's name in messages, such as "the judge's supervisor".
-        logs: the folder of the supervisor's logs, which the hints of errors name.
+        logs: the folder of the supervisor's logs. Error hints mention this folder.
     """
 
     def __init__(self, stream: IO[bytes], what: str, logs: Path) -> None:
@@ -67,7 +67,8 @@ class Events:
 def started_supervisor(
     module: str, settings: SupervisionSettings, what: str, stop_s: float, hidden: Collection[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[bytes], Events]]:
-    """Start `python -m module`, which reads its settings with `begin_module`, and yield the process and its events.
+    """Start `python -m module`, and yield the process and its events. The module reads its settings with
+    `begin_module`.
 
     If the `with` block raises, the supervisor is stopped. If the block does not raise, the supervisor runs until its
     standard input is closed. The standard input is also closed when this process ends, even if this process is killed.

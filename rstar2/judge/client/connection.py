@@ -38,7 +38,7 @@ from rstar2.retry import Backoff
 MESSAGE_BYTES = 8 << 20
 """Maximum size in bytes of a message that contains more than one program."""
 ENVELOPE_BYTES = 1024
-"""Upper bound, in bytes, for the size of a WebSocket request without its program."""
+"""Upper bound on the bytes that a WebSocket request takes in addition to its program."""
 LONGEST_RETRY_AFTER_S = 30.0
 """The client waits at most this many seconds before it connects again, even if the judge's `Retry-After` asks for
 more."""
@@ -359,7 +359,7 @@ class Connection:
 
 
 def _encode(request: RunRequest) -> bytes:
-    """Returns a request as JSON even if its fields are invalid, because the judge reports the faults of the fields.
+    """Returns a request as JSON. Invalid fields are kept, because the judge reports them to the user.
 
     Returns b"" if the request cannot be written as JSON.
     """

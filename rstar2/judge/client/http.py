@@ -28,7 +28,7 @@ CONNECTIONS = 512
 CONNECT_S = 10.0
 KEEPALIVE_S = 30.0
 """The client closes a connection that was idle for this many seconds. The judge's own idle timeout is longer, so the
-judge never closes a connection on which the client is just sending a request."""
+judge does not close a connection while the client sends a request on it."""
 STREAM_ABOVE_BYTES = 1 << 20
 """A request body of more than this many bytes is sent as a stream, because aiohttp warns about a long body that is not
 a stream."""
@@ -168,7 +168,7 @@ async def request(
         read: a function that converts the body of a successful answer. `read` raises ValueError if the body cannot come
             from a judge.
         accepted: one more status that counts as success, in addition to 200 to 299.
-        on_no_answer: called with the cause after each try that got no HTTP answer.
+        on_no_answer: called after each try that got no HTTP answer, with a description of the error.
 
     Returns:
         The return value of `read`.

@@ -18,9 +18,9 @@ class JudgeSession:
     Args:
         client: the client that opens the session.
         limits: memory and time limits of the session.
-        wait_s: seconds to wait for a cell's result beyond the cell's own time limit, including all retries. This
-            includes the time in which the session's worker runs other programs or cells first. If None, the client's
-            `wait_s` applies.
+        wait_s: seconds to wait for a cell's result beyond the cell's own time limit, including all retries. The wait
+            includes the time during which the session's worker first runs other programs or cells. If None, the
+            client's `wait_s` applies.
 
     Raises:
         TypeError: `client` is not a `JudgeClient`.

@@ -82,7 +82,7 @@ class EmbeddedRedis:
 
     @property
     def local_url(self) -> str:
-        """URL at which processes of this process's user reach the server.
+        """URL of the server for processes that run as the same user as this process.
 
         The URL names a Unix socket, which is faster than TCP. If the server has no Unix socket, `local_url` is the same
         as `url`.

@@ -1,8 +1,7 @@
 """Heartbeats of workers, and `LivenessMonitor`, which finds dead workers by their heartbeats.
 
-A heartbeat contains a counter, `beat`, which increases while the worker works. The process that monitors a worker
-regards the worker as alive as long as this counter changes. Therefore the process never compares clocks of different
-machines.
+Each heartbeat contains a counter, `beat`, which a living worker keeps increasing. A worker counts as alive as long as
+its counter changes. Therefore clocks of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class LivenessMonitor:
     """Finds workers whose heartbeat has not changed for `DEAD_AFTER_S`.
 
     A long gap between two checks means that Redis or this process was paused. After a long gap, all workers count as
-    alive, and the monitor starts to observe them anew.
+    alive, and `DEAD_AFTER_S` starts again for each of them.
     """
 
     def __init__(self) -> None:

@@ -160,7 +160,7 @@ class Subscription(_Connection):
         super().__init__(redis_url)
         self.channel = channel
         self.awaits_pong = False
-        """Whether a PING was sent, and nothing was received after it."""
+        """Whether nothing was received since the last PING was sent."""
 
     async def subscribe(self) -> None:
         """Subscribe to the channel. Raises RedisError if Redis does not confirm the subscription in time."""

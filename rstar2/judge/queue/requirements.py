@@ -4,7 +4,7 @@ Each judge stores its requirement in Redis and renews it while it runs, so the r
 worker registers only if it satisfies all requirements. A judge starts only if every living worker satisfies the judge's
 requirement, and every other judge of the queue has a compatible version. A worker registers in one atomic step, which
 checks the requirements and writes the heartbeat. A judge also checks the workers and writes its requirement in one
-atomic step. Therefore a worker and a judge that start at the same time cannot miss each other.
+atomic step. Therefore, if a worker and a judge start at the same time, the second one to register sees the first one.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ write_heartbeat(KEYS[2], ARGV[3], ARGV[4])
 return {}
 """
 )
-"""Registers a worker, unless the worker does not satisfy a judge's requirement.
+"""Registers a worker if it satisfies the requirements of all judges.
 
 KEYS: the Redis keys REQUIREMENTS, WORKERS and REQUIREMENTS_0_1.
 ARGV: this rstar2's major version, the tiers that are stronger than the worker's tier, the worker's name, the worker's
 heartbeat.
 Returns an empty list if there is no conflict. If there is a conflict, returns the kind of conflict ('isolation' or
-'protocol'), the name of the conflicting judge or worker, and the tier or version of this judge or worker.
+'protocol'), the name of the conflicting judge or worker, and its tier or version.
 """
 
 _REQUIRE = (
@@ -114,7 +114,7 @@ end
 return reply
 """
 )
-"""Stores or renews a judge's requirement, unless a worker or another judge conflicts with the requirement.
+"""Stores or renews a judge's requirement if no worker and no other judge conflicts with it.
 
 KEYS: the same as for _REGISTER.
 ARGV: this rstar2's major version, the tiers that are weaker than the judge's tier, the judge's name, tier and version,
@@ -125,7 +125,7 @@ there is a conflict.
 
 
 def register(worker: str, heartbeat: dict[str, Any]) -> Command:
-    """Returns the command that registers a worker, unless the worker conflicts with a judge's requirement.
+    """Returns the command that registers a worker if it satisfies the requirements of all judges.
 
     The command registers the worker by writing its first heartbeat.
 
@@ -137,8 +137,7 @@ def register(worker: str, heartbeat: dict[str, Any]) -> Command:
 
 
 def require(judge: str, tier: Isolation, *, renew: bool = False) -> Command:
-    """Returns the command that stores a judge's requirement, unless a worker or another judge conflicts with the
-    requirement.
+    """Returns the command that stores a judge's requirement if no worker and no other judge conflicts with it.
 
     Pass the reply to this command to `check_required`.
 

@@ -118,7 +118,7 @@ return states
 """
 """Reads the states of programs.
 
-KEYS: the states' keys. ARGV: maximum number of characters to read of each state.
+KEYS: the states' keys. ARGV: maximum number of characters to read from each state.
 Returns the states without their fingerprints. A state that does not exist is returned as an empty string.
 """
 

@@ -146,7 +146,7 @@ class Task:
         return str(self._fields().get("session", ""))
 
     def _fields(self) -> dict[str, Any]:
-        """Returns the fields of the body, or no fields if the body is not a JSON object."""
+        """Returns the fields of the body, or an empty dict if the body is not a JSON object."""
         try:
             fields = json.loads(self.body)
         except (ValueError, RecursionError):
@@ -225,7 +225,7 @@ def fingerprint(request: str) -> str:
 
 
 def delivered_state(task: Task) -> str:
-    """Returns the state, without its fingerprint, of a program that is queued or running as this task."""
+    """Returns the state (without the fingerprint) of a program that is queued or running as this task."""
     return f"@{task.stream} {task.entry}"
 
 
@@ -249,7 +249,7 @@ def is_result(state: str | None) -> TypeGuard[str]:
 
 
 def lost_cell(run_id: str, reason: str) -> CellResult:
-    """Returns the result of a cell whose session is gone."""
+    """Returns a result with the outcome `lost`, for a cell whose session no longer exists."""
     return CellResult(id=run_id, outcome="lost", stderr=reason, session_alive=False, session_end=reason)
 
 

@@ -4,14 +4,14 @@
 
     sandbox = Sandbox(Path("work"), tier=None, minimum="strict")
     sandbox.start()                          # builds the jail and runs the escape tests in it
-    sandbox.start_zygotes()                  # optional: starts every zygote now, and not when a program first needs it
+    sandbox.start_zygotes()                  # optional: starts all zygotes now instead of when they are needed
     result = sandbox.run(RunRequest(code="print(1)"), "run-1")
     session = sandbox.open_session(memory_mb=1024)
     result = session.run_cell("x = 1", timeout_s=10.0, cell_id="cell-1")
     session.alive, session.reason            # whether the session is alive, and why it ended
     session.close()
     sandbox.isolation                        # the isolation tier
-    sandbox.exceptions()                     # sentences about what this tier does not enforce here
+    sandbox.exceptions()                     # sentences about what this tier does not enforce on this machine
     sandbox.close()
 
 A worker process has one Sandbox, which runs one program at a time. Only one thread may use the Sandbox. Other threads
@@ -34,7 +34,7 @@ Modules outside the jail, which run in the worker:
     run            waits for the end of a program, and enforces its limits
     session        Session: runs cells in one process that stays alive
     streams        a program's standard input, output and report
-    jail           Jail: starts the processes inside and exchanges messages with them
+    jail           Jail: starts the processes in the jail and exchanges messages with them
     protocol       types of the messages that `Jail` sends into the jail
     zygote_kinds   chooses the zygote for a program
     tiers          defines how each tier is built and what each tier does not enforce (with rootfs, seccomp and

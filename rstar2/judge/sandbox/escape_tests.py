@@ -124,7 +124,7 @@ def run_escape_tests(run: RunProgram, spec: JailSpec, root: Path) -> None:
     Raises:
         Failure: an escape attempt succeeded, a harmless program does not work, or memory is not limited.
     """
-    _expect(run, _HONEST_PROGRAM, "ok", "[10]\n", "an honest program does not work")
+    _expect(run, _HONEST_PROGRAM, "ok", "[10]\n", "a harmless program does not work")
     _expect(run, _MEMORY_HOG, "memory", "", "memory is not limited")
     if spec["tier"] == "none":
         return

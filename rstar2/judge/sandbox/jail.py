@@ -28,8 +28,8 @@ from rstar2.judge.sandbox.zygote_kinds import PARENTS, ZygoteKind
 _BUILD_TIMEOUT_S = 120.0
 _PRELOAD_TIMEOUT_S = 300.0
 REPLY_TIMEOUT_S = 30.0
-"""Timeout in seconds for an answer of a zygote, and for its report of a program's end after the command to kill the
-program."""
+"""Timeout in seconds for a zygote's answer to a command. After the command to kill a program, the zygote must report
+the program's end within this time."""
 CLEAN_TIMEOUT_S = 60.0
 """Timeout in seconds for a zygote to remove the files that a program left."""
 END_TIMEOUT_S = 60.0

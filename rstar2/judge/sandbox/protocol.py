@@ -24,7 +24,7 @@ class JailSpec(TypedDict):
     user_namespace: bool
     """Whether the jail gets a user namespace.
 
-    Without a user namespace, the zygotes run as the machine's root, although they are confined.
+    Without a user namespace, the zygotes run as the host's root user, although they are confined.
     """
     first_host_uid: int
     """The user id that the jail's user 0 has on the host. This field is used only if the worker runs as root."""

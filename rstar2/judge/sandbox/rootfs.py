@@ -66,7 +66,7 @@ def _is_standard_library(entry: str) -> bool:
 def visible_paths() -> tuple[list[str], list[tuple[str, str]]]:
     """Returns the paths to bind-mount into the jail, and the symbolic links to create as pairs of link and target.
 
-    A path that lies in another folder of the list is left out.
+    A path below another path of the list is left out.
     """
     links, paths = [], []
     for entry in _SYSTEM:

@@ -32,7 +32,7 @@ class ProgramEnd:
     """The program's exit code, or, as in `subprocess`, the negative number of the signal that ended the program."""
     cpu_s: float
     problem: str = ""
-    """The reason why the zygote did not report the end of a program that it had to kill; empty if it did report the
+    """Why the zygote did not report the program's end after the command to kill the program. Empty if it reported the
     end. If this field is not empty, the jail must not be used again."""
 
     @classmethod

@@ -79,7 +79,7 @@ class Sandbox:
         """Build a jail of the strongest available tier, and run the escape tests in this jail.
 
         Raises:
-            Failure: no tier at or above the minimum could be built and passed its escape tests.
+            Failure: for every tier at or above the minimum, the jail could not be built or failed the escape tests.
         """
         self._root.mkdir(parents=True, exist_ok=True)
         # An earlier worker that was killed may have left folders of sessions and programs.
@@ -402,7 +402,7 @@ class Sandbox:
 def _looks_itself_up(code: str) -> bool:
     """Returns whether a program may look up its own process in /proc.
 
-    In the /proc that all programs of the jail share, the program would find a process id that differs from the result
-    of os.getpid().
+    If so, the program needs its own /proc, because the /proc that all programs of the jail share lists it under another
+    process id than os.getpid() returns.
     """
     return "/proc" in code or "psutil" in code

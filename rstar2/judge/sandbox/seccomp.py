@@ -1,19 +1,19 @@
 """Lists the system calls that a program may make, and compiles the lists to seccomp filters (BPF) with libseccomp.
 
 The list of system calls is an allow-list. A call that is not listed fails with ENOSYS, as on an old kernel, so that
-libraries fall back to older calls. If programs are known to try a call that is refused, the call fails with EPERM
-instead of ENOSYS. The landlock tier has no namespaces. Therefore the filter of the landlock tier also refuses a call
-that Landlock does not control, if the call could affect processes or attributes of files that do not belong to the
-program. The filters are compiled once, outside the jail.
+libraries fall back to older calls. Programs are known to try some of the refused calls. These calls fail with EPERM
+instead of ENOSYS. The landlock tier has no namespaces. Therefore its filter also refuses calls that Landlock does not
+control and that could affect other processes, or the attributes of files that do not belong to the program. The filters
+are compiled once, outside the jail.
 
-A filter sees only the numbers that are a call's arguments, and not the file that a descriptor or path stands for. Some
-calls could reveal, evict or write back pages of the host's files in the kernel's page cache. A call that could do this
-is refused, or does nothing, even if a program makes the call on its own files. The system call flock is not listed,
-because it could lock the host's processes out of every readable file.
+A filter sees only the numeric arguments of a call, not the file to which a descriptor or path refers. Some calls could
+reveal, evict or write back pages of the host's files in the kernel's page cache. A call that could do this is refused,
+or does nothing, even if a program makes the call on its own files. The system call flock is not listed, because a
+program could lock every file that it can read, and the host's processes would wait for these locks.
 
 In the strict tier, the filter of the zygotes also allows the calls by which zygotes confine programs. Each program
-inherits the zygotes' filter, and loads a second, small filter that refuses the calls that confine programs. There are
-two filters only for speed: the kernel compiles a filter when it is loaded, so a small filter loads faster.
+inherits the zygotes' filter, and loads a second, small filter that refuses the calls that confine programs. The split
+into two filters exists only for speed: the kernel compiles a filter when it is loaded, so a small filter loads faster.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ umask unlink unlinkat write writev
 """
 """System calls on files. The calls fadvise64, readahead and mincore are missing, because they show or change which
 pages of a file are cached. The calls splice, tee and vmsplice are missing, because they can fill a pipe with memory
-pages that no limit counts. Libraries work without the missing calls."""
+pages that no limit counts. Libraries also work if these calls fail."""
 _EXTENDED_ATTRIBUTES = "fgetxattr flistxattr getxattr lgetxattr listxattr llistxattr"
 """System calls that read extended attributes of files, which Landlock does not control. Programs that copy files make
 these calls."""
@@ -90,13 +90,14 @@ sethostname setdomainname reboot swapon swapoff init_module finit_module delete_
 clock_settime acct quotactl personality syslog open_by_handle_at process_madvise pidfd_getfd kcmp
 inotify_init inotify_init1 syncfs
 """
-"""System calls that fail with EPERM. The call syncfs would write all files of other processes to disk. The calls of
-inotify would show what other processes do with visible files, and the host's user has only few inotify instances."""
+"""System calls that fail with EPERM. The call syncfs would also write the cached data of other processes to disk. The
+calls of inotify would show what other processes do with visible files, and the host's user has only few inotify
+instances."""
 
 _CONFINING = "setns unshare mount umount2 setgroups setresuid setresgid capset seccomp setsid"
 """System calls by which zygotes confine programs. If a program makes one of these calls, the call fails with EPERM. The
-call setsid is in this list because some kernels divide the CPU between sessions. On these kernels, a program that
-starts a new session would get an additional CPU share."""
+call setsid is in this list because some kernels divide the CPU between process sessions. On these kernels, a program
+that starts a new process session would get an additional CPU share."""
 _CONFINING_NEW = (*syscalls.LANDLOCK_CALLS, syscalls.IO_URING_REGISTER)
 """Newer system calls that zygotes need. If a program makes one of these calls, the call fails with ENOSYS. The calls
 are given by their numbers, because older versions of libseccomp do not know the names of these calls."""

@@ -311,10 +311,9 @@ class Session:
                 self._send("interrupt")
 
     def _wait_until_stopped(self, cell: _CellEnd, limit: _TimeLimit) -> None:
-        """Wait until the zygote reports that the session's process is suspended (SIGSTOP) until the next cell.
+        """Wait until the zygote reports that the session's processes are paused (SIGSTOP).
 
-        Until the process is suspended, the cell counts as running and its time limit applies, even if the cell has
-        answered.
+        Until they are paused, the cell counts as running and its time limit applies, even if the cell has answered.
         """
         grace = _TimeLimit(time.monotonic() + _INTERRUPT_GRACE_S, waited_s=cell.waited_s)
         while True:

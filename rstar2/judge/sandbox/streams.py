@@ -23,11 +23,11 @@ a result."""
 
 
 class Stream:
-    """One output pipe of a program. A `Stream` stores the first MAX_OUTPUT_BYTES bytes and only counts all later bytes.
+    """One output pipe of a program. A `Stream` stores the first MAX_OUTPUT_BYTES bytes. Later bytes are counted but not
+    stored.
 
     Args:
-        owner: id, on the host, of the user who may open the pipe by its name (/dev/stdout), or -1 for the worker's
-            user.
+        owner: the host's id of the user who may open the pipe by its name (/dev/stdout), or -1 for the worker's user.
     """
 
     def __init__(self, owner: int) -> None:
@@ -82,7 +82,7 @@ class Streams:
 
     Args:
         stdin: the text that the program reads as standard input.
-        owner: id, on the host, of the user who may open the pipes by their names (/dev/stdout), or -1 for the worker's
+        owner: the host's id of the user who may open the pipes by their names (/dev/stdout), or -1 for the worker's
             user.
         channel: for a session, the socket that its process gets instead of a pipe for its report.
     """
@@ -193,7 +193,7 @@ def _input(data: bytes) -> int:
 def memory_file(data: bytes) -> int:
     """Creates a file in memory that nobody can change. Returns the file's descriptor, at position 0.
 
-    A pipe would not be suitable: a pipe may hold less than two pages, and the worker would then have to wait until the
+    A pipe is not used, because a pipe may hold less than two pages. The worker would then have to wait until the
     program reads.
     """
     fd = os.memfd_create("text", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -119,7 +119,7 @@ def _strict_exceptions(spec: JailSpec) -> list[str]:
     sentences = []
     if not spec["user_namespace"]:
         sentences.append(
-            "User namespaces are refused: the zygotes are the machine's root, although they are confined."
+            "User namespaces are refused: the zygotes run as the host's root user, although they are confined."
         )
     if is_one_user(spec):
         sentences.append(

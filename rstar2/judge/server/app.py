@@ -75,7 +75,7 @@ def create_app(settings: ServerSettings) -> ASGIApp:
 def drop_decode_traceback(record: logging.LogRecord) -> bool:
     """Log filter for uvicorn.
 
-    Drops the traceback if a message is not UTF-8, because any client can send such a message.
+    Removes the traceback of a message that is not UTF-8 from the log, because any client can send such a message.
     """
     if record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
         record.exc_info = None

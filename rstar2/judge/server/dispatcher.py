@@ -49,10 +49,10 @@ REFUSED_RETRY_S = 1.0
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
 STABLE_S = 10.0
-"""If a loop of the dispatcher has run for this many seconds without an error, the dispatcher restarts the loop
-`FIRST_RETRY_S` seconds after the next error."""
+"""If one of the dispatcher's loops has run for this many seconds without an error, the pause after its next error is
+`FIRST_RETRY_S` again."""
 RECENT = 2000
-"""`/status` reports the times of the most recently finished programs, up to this number of programs."""
+"""Number of most recently finished programs from which `/status` computes times."""
 STATES_PER_COMMAND = 1000
 RESULTS_PER_COMMAND = 16
 """One exchange with Redis fetches at most this many long results. A long result can take megabytes, and after a pause
@@ -141,7 +141,7 @@ def _enqueued_by(run: PendingRun) -> tuple[str, str]:
 
 
 def _is_permanent(error: ResponseError) -> bool:
-    """Returns whether a retry is useless, because the program's key in Redis holds a value of another type."""
+    """Returns True if the program's key in Redis holds a value of another type. A retry is then useless."""
     return str(error).startswith("WRONGTYPE")
 
 
@@ -189,7 +189,7 @@ class Dispatcher:
         self.cancelled: list[str] = []
         """Ids of programs whose cancellation must still be sent to Redis."""
         self.delivered: list[str] = []
-        """Ids of results that were delivered to their clients, if the delivery was not yet reported to Redis."""
+        """Ids of results whose delivery to the client was not yet reported to Redis."""
         self.stored_delivered: deque[tuple[float, str]] = deque()
         """Delivered results that Redis still stores, from the oldest to the newest. Each entry is the monotonic time at
         which the delivery was reported to Redis, and the result's id."""

@@ -49,7 +49,7 @@ class BodyBudget:
 
 
 class ServerState(TypedDict):
-    """The application's state, which every request has as `request.state`."""
+    """The application's state, which is available in every request as `request.state`."""
 
     read_s: float
     """Idle timeout in seconds while the body of a request is received."""

@@ -19,8 +19,8 @@ def state_file() -> StateFile[JudgeHandle]:
 
 
 def read_state() -> JudgeHandle | None:
-    """Returns the judge that the state file names, or None if it does not run. Raises UserError if the file cannot be
-    read."""
+    """Returns the judge that the state file names, or None if that judge is not running. Raises UserError if the file
+    cannot be read."""
     judge = state_file().read()
     return judge if judge is not None and runs_module(judge.pid, *SUPERVISORS) else None
 

@@ -55,7 +55,7 @@ class LocalQueue:
         self.exchange_s = 0.0
         """Mean duration of recent exchanges with Redis in seconds."""
         self.share = 1
-        """Number of tasks, including the running task, that this worker should have at most.
+        """Maximum number of tasks that this worker should have at once, including the running task.
 
         While the queue is short, this number is 1.
         """

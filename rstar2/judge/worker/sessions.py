@@ -1,9 +1,9 @@
 """Opens the sessions of one worker, runs their cells, and ends the sessions.
 
 A session ends if the client closes it, if it is idle or open for too long, or if its process dies. Each session has a
-thread that runs its cells one after another. The main thread waits a moment for the end of each cell, because most
-cells are short, and then continues with other sessions and programs. If several cells compute, they take turns (see
-`sandbox.inside.turns`).
+thread that runs its cells one after another. The main thread waits briefly for each cell, because most cells are short.
+If the cell is not finished then, the main thread continues with other sessions and programs. If several cells compute,
+they take turns (see `sandbox.inside.turns`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class OpenSession:
     """The session's thread, which runs cells and closes the session. It carries out requests in the order in which they
     came."""
     unfinished: list[Future[CellResult]] = field(default_factory=list)
-    """Tasks that the session's thread may not have finished. Only the worker's main thread uses this list."""
+    """Tasks that were passed to the session's thread and may be unfinished. Only the worker's main thread uses this
+    list."""
 
     def is_in_use(self) -> bool:
         """Returns whether the session's thread has unfinished tasks.
@@ -91,9 +92,9 @@ class WorkerSessions:
         self.changing = threading.Lock()
         """Locked while `open` or `ended` changes, and while a session's thread gets a task."""
         self.open: dict[str, OpenSession] = {}
-        """Open sessions by id."""
+        """Open sessions, keyed by id."""
         self.ended: OrderedDict[str, str] = OrderedDict()
-        """Dict from session id to the reason why the session ended, for the last sessions."""
+        """Dict from session id to the reason why the session ended, for the most recently ended sessions."""
         self.next_check = 0.0
         self.errors: list[BaseException] = []
         """Exceptions that were raised in the threads of sessions."""

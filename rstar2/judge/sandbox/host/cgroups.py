@@ -2,10 +2,10 @@
 
 If this process cannot write control groups, nothing is limited. The memory limit is the memory of the zygotes plus the
 memory that the program may use. The whole jail gets the CPU share of one process. If the kernel already divides the CPU
-between sessions of processes (setsid), no control group for the CPU share is created.
+between process sessions (setsid), no control group for the CPU share is created.
 
-All programs of the jail share one control group only for speed: moving each program into a separate group would take
-milliseconds.
+All programs of the jail share one control group. The sharing exists only for speed: moving each program into a separate
+group would take milliseconds.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _REMOVE_S = 20.0
 """Seconds to wait until killed processes have left a group."""
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")
 _V2 = ("memory.max", "memory.current", "memory.events")
-"""Names of the files of a memory group that contain the memory limit, the memory in use, and the number of processes
-that the kernel killed for lack of memory."""
+"""File names in a memory control group. In this order, the files contain the memory limit, the memory in use, and the
+number of processes that the kernel killed for lack of memory."""
 _CPU_TIME_V1, _CPU_TIME_V2 = "cpuacct.usage", "cpu.stat"
 
 
@@ -57,11 +57,11 @@ def _candidates(controller: str) -> list[Path]:
 
 
 def _sessions_share_processors() -> bool:
-    """Returns whether the kernel gives each session of processes an equal CPU share (autogroup).
+    """Returns whether the kernel gives each process session (setsid) an equal CPU share (autogroup).
 
-    Each program runs in a session of its own. The kernel gives equal shares only to sessions in the root control group.
-    A process in a container is not in the root group, even if the container shows the process's group as `/`. Source:
-    sched(7).
+    Each program runs in its own process session. The kernel gives equal shares only to process sessions in the root
+    control group. A process in a container is not in the root group, even if the container shows the process's group as
+    `/`. Source: sched(7).
     """
     try:
         enabled = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"

@@ -1,6 +1,6 @@
 """Chooses the host's user ids for a worker's programs, so that no two workers use the same ids.
 
-The kernel limits some resources for each user: processes, pipes, locked memory and watches on files. Programs of two
+The kernel limits some resources for each user: processes, pipes, locked memory and inotify watches. Programs of two
 workers with the same user ids would take these resources from each other.
 """
 
@@ -60,7 +60,7 @@ def _claim(first: int) -> bool:
 
 
 def _ranges(candidates: range) -> list[range]:
-    """Returns the parts of a range of ids that exist in this user namespace, both as user and as group ids."""
+    """Returns the parts of a range that this user namespace maps both as user ids and as group ids."""
     users, groups = _mapped("uid_map"), _mapped("gid_map")
     return [
         range(begin, end)

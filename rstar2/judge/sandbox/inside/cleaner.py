@@ -1,7 +1,7 @@
 """The cleaner: a separate process that measures the memory and disk space of programs and removes their files.
 
-The cleaner reads the names of programs' files, which stay in the cleaner's memory. No program is forked from the
-cleaner, so no later program can find the names of the files. A zygote must not read the names of the files, because
+The cleaner reads the names of programs' files, and these names stay in the cleaner's memory. No program is forked from
+the cleaner, so no later program can find the names of the files. A zygote must not read the names of the files, because
 later programs inherit the zygote's memory.
 """
 
@@ -57,9 +57,7 @@ class Cleaner:
         self._request("take snapshot")
 
     def exceeded_limit(self, pids: list[int], max_memory_bytes: int, folder: str) -> str | None:
-        """Measure whether a program exceeds a limit.
-
-        If the program exceeds a limit, returns the program's outcome, which is `memory` or `output_limit`.
+        """Check whether a program exceeds a limit.
 
         Args:
             pids: ids of the program's processes.
@@ -69,8 +67,9 @@ class Cleaner:
                 because a quota of the file system already limits the folder.
 
         Returns:
-            An empty string if the program exceeds no limit. Returns None if the folder could not be measured, usually
-            because a file in the folder was moved or removed during the measurement.
+            `memory` or `output_limit` if the program exceeds this limit, and an empty string if it exceeds no limit.
+            Returns None if the folder could not be measured, usually because a file in the folder was moved or removed
+            during the measurement.
         """
         answer: str | None = self._request("check", pids, max_memory_bytes, folder)
         return answer

@@ -2,13 +2,12 @@
 that an interpreter needs.
 
 The order of the steps matters. A worker that runs as root first bind-mounts the files, while it may still read all of
-them, and then enters the user namespace. A worker that does not run as root first enters the user namespace, because
-only in the user namespace may it mount files. The first process of the new PID namespace must mount /proc while the old
-/proc is still visible. The functions raise OSError if the machine refuses a namespace or a mount.
+them, and then enters the user namespace. A worker that does not run as root first enters the user namespace, because it
+may mount files only there. The first process of the new PID namespace must mount /proc while the old /proc is still
+visible. The functions raise OSError if the machine refuses a namespace or a mount.
 
-All programs of a worker share the jail's namespaces, but each program has its own PID namespace. The programs share all
-namespaces except the PID namespace only for speed: a separate mount and IPC namespace would cost each program several
-milliseconds.
+All programs of a worker share the jail's namespaces, but each program has its own PID namespace. The sharing exists
+only for speed: a separate mount and IPC namespace would cost each program several milliseconds.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ _SCRATCH = "/.scratch"
 _COVERED = "/.covered"
 """Folder with bind mounts of folders that the scratch space would hide, such as an interpreter installed below /tmp."""
 _NEW_ROOT = "/tmp"
-"""Folder at which the new root folder is mounted, in this mount namespace only, until the new folder becomes the root.
-The folder is /tmp because every user may enter /tmp."""
+"""Folder at which the new root folder is mounted before it becomes the root. The mount exists only in this mount
+namespace. The folder is /tmp because every user may enter /tmp."""
 WORK_DIR = "/box"
 """The folder in which programs start."""
 PRELOAD_DIR = "/.preload"

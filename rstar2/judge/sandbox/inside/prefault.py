@@ -121,7 +121,7 @@ def written_by_either(pid: int) -> set[int]:
     if code > 0:
         raise OSError(code, os.strerror(code))
     if code < 0:
-        raise OSError(f"the process that reads the page maps was ended by signal {-code}")
+        raise OSError(f"the process that reads the page maps was killed by signal {-code}")
     return set(marshal.loads(data))
 
 

@@ -188,8 +188,8 @@ def cpu_of_stopped(pids: Iterable[int]) -> dict[int, float] | None:
 def _task_states(pid: int) -> list[bytes]:
     """Returns the states of a process's threads.
 
-    If a thread ended while the states were read, the list contains the state of a running thread, because the remaining
-    threads may still run.
+    If a thread ends while the states are read, the list also contains the state R (running), because other threads may
+    still run. If the whole process has ended, the list contains X (dead) instead.
     """
     states = []
     try:
@@ -205,8 +205,8 @@ def bound_share(pids: Iterable[int]) -> None:
     """If more than _FREE_TASKS tasks of these processes compute, give all tasks together the CPU share of one task.
 
     The function only raises the niceness, which every user may do. The function also raises the niceness of tasks that
-    wait, because the processes that these tasks start inherit the niceness. If new processes did not inherit the
-    niceness, a program could start new processes faster than this function finds them.
+    wait, because the processes that these tasks start inherit the niceness. Otherwise a program could start new
+    processes faster than this function finds them.
     """
     tasks = []
     computing = 0

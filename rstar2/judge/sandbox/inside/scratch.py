@@ -128,7 +128,7 @@ def bytes_of_deleted_files(pids: list[int], folder: str) -> int:
     """Returns how many bytes on disk are taken by deleted files that the processes `pids` still use.
 
     If a process maps a deleted file of this folder but does not have the file open, the file's size is unknown, and the
-    file counts as the whole quota. Python itself keeps every file open that it maps.
+    file counts as the whole quota. Python itself keeps open every file that it memory-maps.
     """
     # A program's standard input does not count: it is a file in memory that never had a name.
     with open(os.memfd_create("input"), "rb") as memory:
@@ -212,7 +212,7 @@ def _bytes_on_disk(entry: os.DirEntry[str]) -> int:
 
 
 def _open_folders(names: list[str], parent_fd: int) -> Iterator[int]:
-    """Open folders one after the other, including folders that their owner may not read."""
+    """Open folders one after the other. If a folder lacks read permission for its owner, add the permission first."""
     for name in names:
         try:
             handle = os.open(name, _FOLDER | os.O_PATH, dir_fd=parent_fd)
@@ -249,7 +249,6 @@ def remove_contents(folder: str, excluded: set[str], seconds: float = _NO_LIMIT)
     removal.
 
     The function opens one folder at a time, so that folders may be nested to any depth and paths may have any length.
-    The function makes one change to the disk for each file and folder.
 
     Raises:
         OSError: a file or folder could not be removed.

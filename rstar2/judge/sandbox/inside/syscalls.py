@@ -149,8 +149,8 @@ class BareInit:
     The first process runs libc's pause() on a separate stack, with all signals blocked. If the first process is killed,
     the kernel kills all processes of the namespace.
 
-    The first process shares memory only for speed: a namespace for each program then costs as little as a thread, and
-    needs no second copy of the page table.
+    The shared memory exists only for speed: a namespace for each program then costs as little as a thread, and needs no
+    second copy of the page table.
     """
 
     def __init__(self) -> None:

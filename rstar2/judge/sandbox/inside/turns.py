@@ -7,9 +7,9 @@ would all end late, possibly after their clients have given up.
 
 Sessions are paused with SIGSTOP, because that works in every tier and for every user. Only root can use the freezer of
 control groups. A program can neither catch SIGSTOP nor undo it: all processes of the session are paused, so none of
-them can send SIGCONT, and the seccomp filter refuses timers that send SIGCONT. Starting new processes faster than the
-zygote pauses them does not help a program either. Processes whose parents have ended are not reaped, so they still
-count towards the process limit, and the program reaches this limit.
+them can send SIGCONT, and the seccomp filter refuses timers that send SIGCONT. A program cannot keep running by
+starting new processes faster than the zygote pauses them: processes whose parents have ended are not reaped and still
+count towards the process limit, so the program soon reaches this limit.
 """
 
 from __future__ import annotations

@@ -491,9 +491,8 @@ class Zygote:
     def _is_scratch_clean(self) -> bool:
         """Returns whether the scratch space is empty. Removes a leftover source file first.
 
-        For example, a program's source is written to a file when a traceback needs it. The method removes the source
-        file only for speed: most programs that leave files leave only their source file, and the cleaner is then not
-        needed.
+        For example, a program's source is written to a file when a traceback needs it. The source file is removed here
+        only for speed: most programs that leave files leave only their source file, and then the cleaner is not needed.
         """
         if self._scratch.is_clean():
             return True
