@@ -1,7 +1,7 @@
 """Ends a process of the judge at once if any of its threads raises an unexpected exception.
 
-A process that lost one of its threads can look healthy but answer no request. If the whole process ends, its supervisor
-restarts the process, and other workers run the process's programs.
+If one thread of a process has died, the process can look healthy and yet answer no requests. If the whole process ends,
+its supervisor restarts the process, and other workers run the process's programs.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _on_thread_exception(failure: threading.ExceptHookArgs) -> None:
 def on_loop_error(loop: AbstractEventLoop, context: dict[str, Any]) -> None:
     """Exception handler for an asyncio event loop. Ends the process if a callback raised an exception.
 
-    By default asyncio only logs the exception, and code that waits for the callback waits for ever. An error of a
-    single connection does not end the process and is only logged, because a client can cause such an error.
+    By default asyncio only logs the exception, and code that waits for the callback waits forever. An error of a single
+    connection does not end the process and is only logged, because a client can cause such an error.
     """
     if "handle" in context and (error := context.get("exception")) is not None:
         end_process(context["message"], error)

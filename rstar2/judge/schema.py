@@ -122,7 +122,7 @@ class RunResult(BaseModel):
     wall_s: float = 0.0
     """Wall-clock seconds from the program's start to its end."""
     queue_s: float = 0.0
-    """Wall-clock seconds for which the program waited for a worker."""
+    """Wall-clock seconds that the program spent waiting for a worker."""
     isolation: Isolation | None = None
     """The isolation tier under which the program ran, or None if the program never ran."""
 
@@ -182,7 +182,7 @@ _IDENTITY_FIELDS = frozenset({"code", "stdin", "timeout_s", "memory_mb", "idle_s
 
 
 def identity(request: RunRequest | SessionRequest | CellRequest) -> str:
-    """Returns, as JSON, the fields of a request that must be equal in all requests with the same id.
+    """Returns as JSON those fields of a request that must be equal in all requests with the same id.
 
     Fields that a later minor version adds are left out: a client may repeat a request under the same id after the judge
     was updated, and the updated judge reads fields that the old judge ignored.

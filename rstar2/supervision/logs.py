@@ -33,8 +33,8 @@ def private_log(folder: Path, part: str) -> Path:
 def rotate(folder: Path, max_bytes: int) -> None:
     """Move the contents of each log that is longer than `max_bytes` to `<part>.log.1`.
 
-    The parts keep their logs open for appending. A log is therefore copied, and then emptied in place. A line that is
-    written after the copy and before the log is emptied is lost.
+    The parts keep their logs open for appending. A log is therefore copied, and then emptied in place. Lines that are
+    written between these two steps are lost.
     """
     for path in folder.glob("*.log"):
         try:

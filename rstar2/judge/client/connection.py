@@ -65,7 +65,7 @@ class Call:
         self.sent = False
 
     def answer(self, outcome: Outcome, reason: str) -> None:
-        """End the call with a result that the client itself creates."""
+        """Complete the call with a result that the client creates itself, without the judge."""
         if not self.result.done():
             self.result.set_result(RunResult(id=self.run_id, outcome=outcome, stderr=reason))
 

@@ -59,8 +59,8 @@ class LivenessMonitor:
 
     def __init__(self) -> None:
         self._beats: dict[str, tuple[int, float]] = {}
-        """Dict from worker name to the `beat` of the worker's last heartbeat and the monotonic time at which this
-        monitor first saw that `beat`."""
+        """Dict from worker name to a pair: the `beat` of the worker's last heartbeat, and the monotonic time at which
+        this monitor first saw that `beat`."""
         self._checked = 0.0
         """Monotonic time at which `dead_workers` last checked the heartbeats."""
 

@@ -1,4 +1,4 @@
-"""Connections to Redis: redis-py clients for rare commands, and bare connections for commands sent for every program.
+"""Connections to Redis: redis-py clients for rare commands, and bare connections for frequent commands.
 
 For each command, a redis-py client takes a connection from a pool, starts timers and tasks, and records metrics. For a
 short script, this work takes several times as much CPU time as sending the script, so frequent commands use bare

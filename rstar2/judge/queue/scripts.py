@@ -49,7 +49,8 @@ return earlier
 """
 
 ENQUEUE = _VISIBLE_STATE + _ENQUEUE
-"""Queues programs that are not queued, running or done. A cancelled program with the same fingerprint is queued again.
+"""Queues programs, except those that are already queued, running or done. A cancelled program with the same fingerprint
+is queued again.
 
 KEYS: the stream, then the key of each program's state.
 ARGV: the current time, seconds after which states expire, CANCELLED, REUSED, NO_FINGERPRINT, then id, fingerprint and
@@ -71,9 +72,9 @@ end
 )
 """Queues one cell if its worker is alive.
 
-KEYS: the same as ENQUEUE takes for one program.
-ARGV: the same as ENQUEUE takes for one program, then the Redis hash of workers, the name of the cell's worker, and the
-result that the cell gets if its worker is dead.
+KEYS: the KEYS of ENQUEUE for one program.
+ARGV: the ARGV of ENQUEUE for one program, then the Redis hash of workers, the name of the cell's worker, and the result
+that the cell gets if its worker is dead.
 Returns the same as ENQUEUE.
 """
 

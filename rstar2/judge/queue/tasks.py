@@ -17,7 +17,7 @@ stream `cells:<worker>`, which no other worker reads. If the worker dies, its ce
 change the variables of its session, so a cell cannot be cancelled after it was delivered to its worker. A repeated
 request for a cell gets the cell's result.
 
-The docstring of a function that returns a `Command` says what the command does.
+If a function returns a `Command`, its docstring says what the command does.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ REUSED = "!"
 """A command returns REUSED instead of a state if an earlier request with the same id has a different fingerprint."""
 FINGERPRINT_CHARS = 16
 NO_FINGERPRINT = "-" * FINGERPRINT_CHARS
-"""Fingerprint of a result that is stored although Redis lost the program's state. The fingerprint of every request
-counts as equal to NO_FINGERPRINT."""
+"""Fingerprint of a result that is stored although Redis lost the program's state. It counts as equal to the fingerprint
+of every request."""
 
 QUEUED_TTL_S = 6 * 3600
 RESULT_TTL_S = 300

@@ -41,10 +41,10 @@ Modules outside the jail, which run in the worker:
                    host/cgroups)
     escape_tests   tries to break out of each new jail
 
-Modules inside the jail are in `inside/`: main starts, namespaces builds the strict jail, preload loads libraries,
-zygote forks programs, confine restricts programs, program and session run code. scratch, memory and cleaner measure the
-memory and disk space that programs use, and remove the files that programs leave. prefault, wire, processes, turns and
-syscalls are helpers of the other modules in `inside/`.
+Modules inside the jail are in `inside/`: main is the entry point, namespaces builds the strict jail, preload loads
+libraries, zygote forks programs, confine restricts programs, program and session run code. scratch, memory and cleaner
+measure the memory and disk space that programs use, and remove the files that programs leave. prefault, wire,
+processes, turns and syscalls are helpers of the other modules in `inside/`.
 
 This module imports nothing, because importing any module of `inside/` also imports this module.
 """

@@ -94,7 +94,7 @@ class Sandbox:
             except Failure as error:
                 reasons.append(f"{tier}: {error.message}")
         raise Failure(
-            "no isolation at or above the minimum is available here: " + "; ".join(reasons),
+            "no isolation tier at or above the minimum is available here: " + "; ".join(reasons),
             "Run as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), "
             "or lower the minimum.",
         )

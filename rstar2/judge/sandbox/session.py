@@ -31,12 +31,12 @@ _SHORTEST_WAIT_S = 0.02
 
 
 class _TimeLimit:
-    """The time limit of a cell. Time for which the cell waits for its turn does not count towards the limit.
+    """The time limit of a cell. The time that the cell spends waiting for its turn does not count.
 
     Args:
         deadline: monotonic time at which the limit is reached if the cell does not wait any more.
         ends_at: monotonic time at which the limit is reached even if the cell has waited.
-        waited_s: number of seconds for which the cell has waited for its turn so far.
+        waited_s: number of seconds that the cell has spent waiting for its turn so far.
     """
 
     def __init__(self, deadline: float, ends_at: float = math.inf, waited_s: float = 0.0) -> None:
@@ -46,10 +46,10 @@ class _TimeLimit:
         return max(0.0, min(self._deadline, self._ends_at) - time.monotonic())
 
     def extend(self, waited_s: float) -> bool:
-        """Extend the cell's time limit by the time for which the cell has waited since the last call of `extend`.
+        """Extend the cell's time limit by the time that the cell has spent waiting since the last call of `extend`.
 
         Args:
-            waited_s: total number of seconds for which the cell has waited for its turn.
+            waited_s: total number of seconds that the cell has spent waiting for its turn.
 
         Returns:
             Whether the cell may run for longer because the limit was extended.
@@ -74,7 +74,7 @@ class _CellEnd:
     cpu_s: float = 0.0
     """CPU seconds that the session has used so far."""
     waited_s: float = 0.0
-    """Seconds for which the cell waited for its turn."""
+    """Seconds that the cell spent waiting for its turn."""
     kill_reason: str = ""
     """Why the session must be killed, or empty if the session need not be killed."""
 
@@ -164,8 +164,8 @@ class Session:
 
         Args:
             code: Python source.
-            timeout_s: number of seconds for which the cell may run. Time for which the cell waits for its turn does not
-                count towards this number.
+            timeout_s: number of seconds for which the cell may run. The time that the cell spends waiting for its turn
+                does not count.
             cell_id: the id that the result gets.
             ends_at: monotonic time at which the cell must end, even if it had to wait.
         """

@@ -154,8 +154,8 @@ def _landlock_exceptions(spec: JailSpec) -> list[str]:
         "256 MiB or 16384 files and folders is killed.",
         "Programs can see the machine's host name and all its processes, with their users, CPUs and priorities.",
         "A program may start 128 threads in addition to the threads that its user has when the program starts, or "
-        "fewer if the user starts more threads later. If the user is root, only the pids control group limits threads, "
-        "if it can be written.",
+        "fewer if the user starts more threads later. If the user is root, threads are limited only "
+        "if the pids control group can be written.",
     ]
     if spec["landlock_abi"] < SIGNAL_ABI:
         sentences.append(

@@ -23,7 +23,7 @@ PROFILE_PROGRAMS: dict[ZygoteKind, str] = {
     "symbolic": "import sympy as sp\nx = sp.symbols('x')\nprint(sp.expand((x + 1) ** 2))\n",
     "full": "import pandas, scipy\nprint(6 * 7)\n",
 }
-"""A typical program for each kind of zygote, which writes to the same memory pages as nearly every program."""
+"""A typical program for each kind of zygote. It writes to the same memory pages as most programs do."""
 
 _NEEDS: dict[str, ZygoteKind] = {
     "numpy": "numeric",

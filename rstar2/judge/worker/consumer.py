@@ -57,7 +57,7 @@ class Consumer:
         name: the worker's name, unique among all workers of the queue.
         client: a redis-py client that decodes replies and never retries a command.
         local: the queue through which this object and the main thread exchange tasks and results.
-        about: fields that describe the worker, which each heartbeat contains.
+        about: fields that describe the worker. Each heartbeat contains these fields.
         abort: a function that ends the program with a given id if this program is running.
     """
 

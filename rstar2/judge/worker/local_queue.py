@@ -111,7 +111,8 @@ class LocalQueue:
             self.changed.notify_all()
 
     def wake_if_tasks_wait(self) -> None:
-        """If tasks wait, wake the consumer's thread, which returns the waiting tasks if the current task takes long."""
+        """If tasks wait, wake the consumer's thread. That thread returns the waiting tasks to the queue if the current
+        task takes long."""
         with self.changed:
             if self.tasks:
                 self.changed.notify_all()

@@ -37,9 +37,9 @@ def resident_bytes(pids: list[int]) -> int:
 def memory_bytes(pids: list[int], limit: int) -> int:
     """Returns the bytes of memory that some processes use together, including shared memory and kernel memory.
 
-    The result is only exact enough to compare it with `limit`. First, a fast estimate counts shared memory once for
-    each process. If this estimate is at most `limit`, the function returns the estimate. If the kernel memory alone is
-    above `limit`, the function returns the bytes of kernel memory.
+    The result is only as exact as a comparison with `limit` requires. First, a fast estimate counts shared memory once
+    for each process. If this estimate is at most `limit`, the function returns the estimate. If the kernel memory alone
+    is above `limit`, the function returns the bytes of kernel memory.
 
     Args:
         pids: ids of the processes.

@@ -2,9 +2,9 @@
 
 A fork shares all memory with its parent. Each page costs one page fault when the child first writes to it, and another
 page fault when the parent writes to it. Most small programs write to the same pages, which contain reference counts,
-caches and the stack. If a device may write to a page, the kernel copies it during the fork, which is much cheaper than
-two faults. Buffers that are registered with io_uring count as pages that a device may write to, although this module
-never reads anything into the buffers.
+caches and the stack. If a device may write to a page, the kernel copies the page during the fork. This copy is much
+cheaper than two faults. Buffers that are registered with io_uring count as pages that a device may write to, although
+this module never reads anything into the buffers.
 
 Prefaulting exists only for speed. Without prefaulting, a small numpy program needs 1.3 times the CPU time, and a
 program that solves an equation with sympy needs 1.15 times the CPU time.

@@ -181,8 +181,8 @@ def _fits(folder_fd: int, remaining: list[int], depth: int) -> bool:
 
     Args:
         folder_fd: file descriptor of the folder.
-        remaining: a list of the number of inodes and the number of bytes that remain of the quota. The function
-            subtracts the folder's contents.
+        remaining: the remaining quota, as a list of two numbers: inodes and bytes. The function subtracts the folder's
+            contents from both.
         depth: how deeply folders may be nested in this folder.
 
     Raises:

@@ -2,8 +2,8 @@
 these sessions except one.
 
 Therefore all sessions of a zygote together use no more CPU time than one program. A cell that sleeps delays no other
-cell. The oldest cell gets every other turn. If all cells had equal shares of the CPU, cells that began at the same time
-would all end late, possibly after their clients have given up.
+cell. The oldest cell gets every second turn. If all cells had equal shares of the CPU, cells that began at the same
+time would all end late, possibly after their clients have given up.
 
 Sessions are paused with SIGSTOP, because that works in every tier and for every user. Only root can use the freezer of
 control groups. A program can neither catch SIGSTOP nor undo it: all processes of the session are paused, so none of
@@ -103,7 +103,7 @@ class Turns:
 
     A cell joins the queue for the CPU when the cell begins. If a check finds that the cell sleeps, the cell leaves the
     queue. If a later check finds that the cell computes, the cell joins the end of the queue again. The oldest cell in
-    the queue gets every other turn.
+    the queue gets every second turn.
     """
 
     def __init__(self) -> None:

@@ -136,7 +136,8 @@ class _Child:
         self.pidfd = os.pidfd_open(pid)
 
     def roots(self) -> list[int]:
-        """Returns the ids of the program's process and of the first process of its namespace, if it has one."""
+        """Returns the id of the program's process and, if the program has a PID namespace, the id of the first process
+        of the namespace."""
         return [self.pid] if self.init is None else [self.pid, self.init.pid]
 
     def all_processes(self) -> list[int]:
@@ -186,8 +187,8 @@ class Zygote:
     def serve(self) -> Forked | _socket.socket:
         """Carry out commands until the worker is gone.
 
-        Returns only in a forked process. The return value is the code to run in the forked process, or, if the forked
-        process is a new zygote, the zygote's socket.
+        Returns only in a forked process. In a new zygote, returns the zygote's socket. In any other forked process,
+        returns the code to run.
         """
         while True:
             if (control := self._fork_delayed_zygotes()) is not None:
