@@ -30,10 +30,10 @@ class Part:
     """One child process that must always run.
 
     Args:
-        start: starts the process. An error that `start` raises is passed on, and a later call of `restart_if_dead`
-            tries again.
-        on_death: called each time the process ends. If `on_death` raises, the error is passed on and nothing is
-            restarted.
+        start: starts the process. An error that `start` raises propagates to the caller, and a later call of
+            `restart_if_dead` tries again.
+        on_death: called each time the process ends. If `on_death` raises, the error propagates to the caller and
+            nothing is restarted.
         stop_s: number of seconds within which the process has to end after a signal.
         process: the first process, if it was started already.
     """

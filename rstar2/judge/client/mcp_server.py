@@ -27,7 +27,7 @@ CLOSE_S = 20.0
 """Timeout in seconds for closing the open sessions when the server ends."""
 INSTRUCTIONS = (
     "Runs Python in isolation, without access to the network or to this machine's files; numpy, sympy, scipy and "
-    "pandas can be imported. `value` is the last expression, as in a notebook. run_python starts a new process each "
+    "pandas can be imported. `value` is the value of the last expression. run_python starts a new process each "
     "time; to keep variables, open a session and run cells in it."
 )
 Code = Annotated[str, Field(description="Python source.")]

@@ -40,8 +40,8 @@ umask unlink unlinkat write writev
 pages of a file are cached. The calls splice, tee and vmsplice are missing, because they can fill a pipe with memory
 pages that no limit counts. Libraries also work if these calls fail."""
 _EXTENDED_ATTRIBUTES = "fgetxattr flistxattr getxattr lgetxattr listxattr llistxattr"
-"""System calls that read extended attributes of files, which Landlock does not control. Programs that copy files make
-these calls."""
+"""System calls that read extended attributes of files. Landlock does not control these calls. Programs that copy files
+make them."""
 _WRITING_OUT = "fsync fdatasync sync_file_range"
 _ATTRIBUTES = "chmod fchmod fchmodat fchmodat2 futimesat utime utimensat utimes"
 _OWNERS = "chown fchown fchownat lchown"
@@ -147,8 +147,7 @@ count of its options. The count of each range is a power of two."""
 # FIOASYNC, FIOSETOWN and SIOCSPGRP have the same effects as the refused fcntl commands.
 _IOCTLS_REFUSED = (0x5452, 0x8901, 0x8902)
 TRUNCATE_ABI, NETWORK_ABI, SIGNAL_ABI = 3, 4, 6
-"""The first version of Landlock that controls truncate(2), the first version that controls TCP, and the first version
-that controls signals."""
+"""The first versions of Landlock that control truncate(2), TCP and signals, in this order."""
 # libseccomp's option to sort a filter into a binary tree. For speed only: every system call runs the filter, and in the
 # landlock tier each program loads the whole filter.
 _OPTIMISE, _AS_TREE = 8, 2

@@ -217,7 +217,7 @@ class Session:
         return result
 
     def _channel_has_data(self) -> bool:
-        """Returns whether the session has written data to the channel that was not read.
+        """Returns whether the channel contains unread data that the session wrote.
 
         While no cell runs, the session must not write to the channel.
         """

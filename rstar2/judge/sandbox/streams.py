@@ -18,8 +18,8 @@ _F_SEAL_FUTURE_WRITE = 0x10
 fails with EBUSY while the kernel moves a page of the file."""
 _ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
 FLOOD_BYTES = 64 << 20
-"""A program that writes more bytes than this to one stream is killed. Shorter output is truncated if it is too long for
-a result."""
+"""A program that writes more bytes than this to one stream is killed. Output that is not longer than this, but too long
+for a result, is truncated."""
 
 
 class Stream:
@@ -113,7 +113,7 @@ class Streams:
         self._to_close.append(fd)
 
     def close_program_fds(self) -> None:
-        """After the program's ends of the pipes were sent to the program, close them in this process."""
+        """Close this process's copies of the program's ends of the pipes, after these were sent to the program."""
         while self._to_close:
             os.close(self._to_close.pop())
 

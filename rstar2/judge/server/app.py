@@ -33,8 +33,8 @@ MAX_HEAD_BYTES = 64 << 10
 """Maximum number of bytes in a request's headers, and in the trailers after its body."""
 PING_S = 20.0
 PONG_TIMEOUT_S = 120.0
-"""A WebSocket is closed if its client answers no ping for this many seconds. The limit is long because a busy client
-may answer a ping late."""
+"""A WebSocket is closed if its client does not answer a ping within this many seconds. The limit is long because a busy
+client may answer a ping late."""
 
 
 def create_app(settings: ServerSettings) -> ASGIApp:

@@ -27,8 +27,8 @@ from rstar2.judge.server.dispatcher import IdReused, NotQueued, QueueFull
 
 MAX_NAME_CHARS = 200
 BODIES_RETRY_S = 1.0
-"""Seconds in the header `Retry-After` if a request is refused because all bodies that are being received take too much
-memory."""
+"""Seconds in the header `Retry-After` if a request is refused because the bodies that are being received together take
+too much memory."""
 CLIENT_CLOSED = 499
 """HTTP status of the answer to a client that has disconnected. nginx uses the same number."""
 T = TypeVar("T")
@@ -96,7 +96,7 @@ async def read_json(request: Request) -> object:
     Raises:
         HTTPException: the request is refused. The status is 400 if the body is not JSON, 408 if the client sends
             nothing for too long, 413 if the body is too long, and CLIENT_CLOSED if the client disconnected.
-        QueueFull: all bodies that are being received take too much memory.
+        QueueFull: the bodies that are being received together take too much memory.
     """
     body = bytearray()
     bodies: BodyBudget = request.state.bodies

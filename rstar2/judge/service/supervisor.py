@@ -321,7 +321,7 @@ class JudgeSupervisor(Supervisor):
             where = f"the judge's queue in {self.embedded.folder}" if self.embedded else "the queue"
             raise Failure(
                 f"{where} cannot store anything: {error}",
-                "Make room on that disk, or use a folder on another disk."
+                "Free space on that disk, or use a folder on another disk."
                 if self.embedded
                 else "See the log of its Redis server.",
             ) from error

@@ -22,8 +22,8 @@ _MAPPING_BYTES = 1 << 10
 _RESIDENT = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:")
 _PRIVATE_SHARE, _SHARED_SHARE = (b"Pss_Anon:", b"SwapPss:"), (b"Pss_Shmem:",)
 _SHARED_MEMORY = (b"/dev/zero (deleted)", b"[anon_shmem:")
-"""Prefixes of the names that /proc/PID/maps shows for shared memory without a file. The second prefix is for shared
-memory that the program itself has named."""
+"""Prefixes of the names that /proc/PID/maps shows for anonymous shared memory. The second prefix is for anonymous
+shared memory to which the program has given a name."""
 
 
 def resident_bytes(pids: list[int]) -> int:
@@ -82,8 +82,8 @@ def _read_mappings(pid: int, limit: int, shared: dict[bytes, int]) -> int:
     Args:
         pid: id of the process.
         limit: maximum number of bytes of kernel memory.
-        shared: output dict from inode to the mapped bytes of shared memory without a file. All mapped bytes count,
-            because shared memory stays allocated even if a process declares the memory unneeded (MADV_DONTNEED).
+        shared: output dict from inode to the mapped bytes of anonymous shared memory. All mapped bytes count, because
+            shared memory stays allocated even if a process declares the memory unneeded (MADV_DONTNEED).
     """
     kernel_bytes = 0
     try:

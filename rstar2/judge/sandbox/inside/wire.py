@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_MESSAGE = 64 * 1024
-"""Maximum number of bytes of one message. A longer text is written to a file in memory, and the file's descriptor is
-sent."""
+"""Maximum number of bytes of one message. Longer data, such as source code, is written to a file in memory, and the
+file's descriptor is sent."""
 _MAX_FDS = 16
 _FD_SPACE = _socket.CMSG_SPACE(_MAX_FDS * 4)
 
