@@ -25,7 +25,7 @@ def write_card(
     Args:
         out: the filter's folder.
         tally: the verdicts of all samples.
-        remaining: ids of the problems that remain, in the order of training.
+        remaining: ids of the problems that remain, in the order of the training rows.
         samples: number of samples per problem.
         settings: all settings that the verdicts depend on, with the digests of the model and the problems.
     """

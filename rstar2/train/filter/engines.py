@@ -31,14 +31,15 @@ from rstar2.train.recipe import Hardware
 CPU_BATCH = 128
 """Number of rollouts that one CPU engine generates concurrently."""
 READY_S = 2400.0
-"""Timeout in seconds for starting the servers: Ray places them on GPUs, and they load the policy."""
+"""Timeout in seconds until the servers are ready. The time includes waiting for Ray to assign GPUs, and loading the
+policy."""
 _POLL_S = 0.5
 _STOP_S = 30.0
 
 
 @contextmanager
 def open_engines(model: Path, hardware: Hardware, logs: Path) -> Iterator[tuple[list[Engine], ChatCodec]]:
-    """Context manager that runs engines with a model on all of the hardware. It yields a pair: the engines and the
+    """Context manager that starts `hardware.engines` engines with a model. It yields a pair: the engines and the
     model's codec.
 
     Raises:

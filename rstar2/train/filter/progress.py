@@ -24,7 +24,7 @@ class SamplesDone:
 
 
 def samples_done(folder: Path) -> SamplesDone | None:
-    """Returns the progress of the filter in a folder, or None if the folder has no unfinished filter."""
+    """Returns the progress of the filter in a folder, or None if the filter has not begun or has finished."""
     if (folder / CARD).exists():
         return None
     try:

@@ -108,12 +108,11 @@ def unsolved_by_file(file: Path, rows: Rows, recipe: StageRecipe) -> Rows:
 
 
 def unsolved_by_outcomes(model: Path, rows: Rows, recipe: StageRecipe) -> Rows:
-    """Returns the problems that the model probably does not always solve, according to the outcomes of the stage that
-    trained the model.
+    """Leaves out the problems that the model probably solves in every rollout, and returns the other problems. The
+    decision uses the outcomes of the stage that trained the model.
 
-    A problem is left out if it is more likely than not that all of `recipe.drop_solved` further rollouts would be
-    correct. The probability follows from the posterior of the problem's pass rate
-    (`rstar2.train.outcomes.Problems.belief`).
+    A problem is left out if its next `recipe.drop_solved` rollouts would all be correct with a probability above 0.5.
+    The probability follows from the posterior of the problem's pass rate (`rstar2.train.outcomes.Problems.belief`).
 
     Raises:
         UserError: the outcomes cannot be used, see `outcomes_before`.
@@ -181,7 +180,7 @@ def solved_file(path: Path, recipe: StageRecipe | None) -> Path:
     if recipe is None:
         raise UserError(
             f"--solved {path}: no stage of this run leaves out solved problems (drop_solved = 0)",
-            "Remove --solved, or set drop_solved: a problem is left out if this many of its samples are all correct.",
+            "Remove --solved, or set drop_solved to N: a problem is left out if N of its samples are all correct.",
         )
     in_folder = sorted(path.glob(f"**/{VERDICTS.file}")) or sorted(path.glob(f"**/{TRACES.file}"))
     files = [path] if path.is_file() else in_folder

@@ -2,7 +2,7 @@
 
 An early warning of a collapse is useful: in the paper, training collapsed after the last reported step, whatever the
 authors changed (arXiv 2508.20722). The paper gives no thresholds for alarms, so the thresholds are rstar2's own.
-docs/results/alarms.md says how many collapses of short runs each alarm predicted (`benchmarks/train/alarms.py`).
+docs/results/alarms.md says how many collapses in short runs each alarm predicted (`benchmarks/train/alarms.py`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _FINITE_METRICS = {
     "rstar2/reward": "reward",
     "actor/grad_norm": "gradient",
 }
-"""Metrics that raise an alarm if they are NaN or infinite: dict from the metric's name to its word in the alarm's
-name."""
+"""Metrics that raise an alarm if they are NaN or infinite. Dict from the metric's name to the end of the alarm's name,
+which begins with `nan_`."""
 
 
 class AlarmSettings(Strict):
@@ -140,10 +140,10 @@ def read_alarms(folder: Path) -> dict[int, list[Alarm]]:
 
 
 def alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
-    """Returns the alarms that apply at a stage's last step.
+    """Returns the alarms that are active at a stage's last step.
 
-    Three kinds of alarm can apply before the stage has `window` steps: metrics that are not numbers, answers that the
-    grader could not decide, and rollouts without a verdict.
+    Three kinds of alarm can be active before the stage has `window` steps: metrics that are not numbers, answers that
+    the grader could not decide, and rollouts without a verdict.
 
     Args:
         steps: the metrics of all steps of the stage so far, in order.
@@ -170,7 +170,7 @@ def alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
 
 
 def new_alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
-    """Returns the alarms that apply at the last step but did not apply at the step before."""
+    """Returns the alarms that are active at the last step but were not active at the step before."""
     before = {alarm.sign for alarm in alarms(steps[:-1], settings)}
     return [alarm for alarm in alarms(steps, settings) if alarm.sign not in before]
 
@@ -209,12 +209,14 @@ def _without_verdict(step: Metrics) -> Iterator[Alarm]:
     if discarded := step.get("rstar2/discarded_rollouts", 0):
         yield Alarm(
             "discarded",
-            f"too many rollouts of the step could not be used, so its {discarded:.0f} rollouts were discarded and "
-            "sampled again",
+            f"too many rollouts of the step could not be used, so {discarded:.0f} rollouts were discarded and "
+            "the step was rolled out again",
         )
     left_out = step.get("rstar2/held_out_lost", 0) + step.get("rstar2/held_out_failed", 0)
     if left_out:
-        too_many = "" if held_out_accuracy(step) is not None else ". These are too many for a measurement"
+        too_many = (
+            "" if held_out_accuracy(step) is not None else ". The step therefore has no held-out accuracy"
+        )
         yield Alarm(
             "held_out",
             f"{left_out:.0f} of {step['rstar2/held_out_rollouts']:.0f} held-out rollouts failed or lost a call, and "

@@ -28,7 +28,7 @@ class Curve:
     """The first step of each stage."""
 
     def smoothed(self) -> Curve:
-        """Returns the curve in which each point is the mean over its own step and the `WINDOW` - 1 steps before it. NaN
+        """Returns a smoothed curve: each point is the mean over its own step and the `WINDOW` - 1 steps before it. NaN
         values are left out of a mean. A mean of only NaN values is NaN."""
         return Curve(
             self.steps, _trailing(self.pass_rate), _trailing(self.failed), _trailing(self.tokens), self.starts

@@ -1,4 +1,5 @@
-"""The final error: a file in a stage's folder that ends training at once. Any process of the trainer can create it.
+"""The final error: an error that ends training at once, written to a file in the stage's folder. Any process of the
+trainer can write it.
 
 Rollouts run in VERL's processes, where an exception makes one rollout fail but does not end training.
 `rstar2.train.launch` checks for the file with the final error while the trainer runs, and stops the trainer if the file

@@ -56,19 +56,19 @@ _IGNORED_KEYS = (
 """Keys of agent_loop.yaml whose values have no effect on rollouts. The key `format` is the path of the format file. The
 path may change, but the content of the format file must stay the same for rollouts to be reused."""
 _HEAD = struct.Struct("<cIII")
-"""The head of a record: the kind of record, the key's number of bytes, the body's number of bytes, and the CRC-32 of
+"""The header of a record: its kind, the length of the key in bytes, the length of the body in bytes, and the CRC-32 of
 key and body."""
 MAX_FAILED_SHARE = 0.01
 """If more than this share of a step's rollouts failed, the finished rollouts of the step are not reused."""
 _BEGUN, _FINISHED, _FAILED = b"B", b"F", b"X"
 _COUNTS = struct.Struct("<IIII")
-"""The head of a body: the number of bytes of the JSON, the number of tokens of the prompt, the number of tokens of the
-response, and a flag that is 1 if the body has log-probabilities, else 0."""
+"""The header of a body: the length of the JSON in bytes, the number of prompt tokens, the number of response tokens,
+and a flag. The flag is 1 if the body has log-probabilities, else 0."""
 log = logging.getLogger(__name__)
 
 Key = tuple[str, int, int]
-"""Identifies a rollout of a step by the problem's id, by how many times the step had used the problem before, and by
-the rollout's number in its group."""
+"""Identifies a rollout within a step: the problem's id, the number of earlier uses of the problem in the step, and the
+rollout's number in its group."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def _records(path: Path, checked: bool = False) -> Iterator[_Record]:
 
     Args:
         path: the file.
-        checked: whether to compare checksums, and to stop at the first damaged record.
+        checked: whether to verify checksums. If True, reading stops at the first damaged record.
     """
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         size, start = os.fstat(file.fileno()).st_size, 0

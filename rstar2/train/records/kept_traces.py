@@ -50,7 +50,7 @@ def choose(
     Args:
         rollouts: the step's rollouts.
         carried: indices of the rollouts whose trace was sent to the sampler.
-        count: number of rollouts to draw. -1 means that all traces are saved, and 0 that no trace is saved.
+        count: number of rollouts to draw. If it is -1, all traces are saved. If it is 0, no trace is saved.
         seed: the recipe's seed.
         step: the step's number.
 

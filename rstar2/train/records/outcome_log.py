@@ -31,12 +31,12 @@ from rstar2.train.outcomes import Belief, Outcomes, Problems
 
 OUTCOMES_FILE = "outcomes.jsonl"
 PROBLEMS = {
-    "useful": "problems whose group is likely to have both outcomes, by the posterior of their pass rates",
-    "solved": "problems whose rollouts are all likely to be correct",
-    "hopeless": "problems none of whose rollouts is likely to be correct",
-    "unseen": "problems that were never used",
-    "prediction_error": "mean distance between the expected and the observed pass rates of the step's problems",
-    "prediction_correlation": "correlation between the expected and the observed pass rates of the step's problems",
+    "useful": "number of used problems that are neither solved nor hopeless",
+    "solved": "number of problems for which all rollouts of a group would probably be correct",
+    "hopeless": "number of problems for which all rollouts of a group would probably be wrong",
+    "unseen": "number of problems that were never used",
+    "prediction_error": "mean absolute difference of expected and observed pass rates of the step's problems",
+    "prediction_correlation": "correlation of expected and observed pass rates of the step's problems",
 }
 """Dict from the name of each metric `rstar2/problems/…` of a step to its description."""
 Counts = dict[str, tuple[int, int]]
@@ -65,7 +65,7 @@ class OutcomeReader:
         self.steps: list[StepOutcomes] = []
 
     def read(self) -> bool:
-        """Reads the lines that were appended since the last call. Returns whether the lines have new outcomes."""
+        """Reads the lines that were appended since the last call. Returns True if these lines contain outcomes."""
         if not self._path.exists():
             return False
         with self._path.open("rb") as file:
@@ -148,8 +148,7 @@ class OutcomeRecorder:
         return ids, self._reader.problems(ids, 0, self._rollouts).belief(self._discount)
 
     def _shares(self) -> dict[str, float]:
-        """Returns the numbers of problems that are probably solved, probably hopeless, probably useful, and never
-        used."""
+        """Returns the number of solved, hopeless, useful and unseen problems. `PROBLEMS` explains the four words."""
         ids, belief = self._belief()
         solved, hopeless = (int(each(self._rollouts).sum()) for each in (belief.solved, belief.hopeless))
         counts = {"solved": solved, "hopeless": hopeless, "useful": len(ids) - solved - hopeless}

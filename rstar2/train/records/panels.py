@@ -85,7 +85,7 @@ PANELS = (
         "failed calls",
         "share",
         (("failed_calls", "all"), ("kept_failed_calls", "kept")),
-        "10 to 15 % under plain GRPO, less and falling under RoC (the paper's figure 4)",
+        "10 to 15 % with plain GRPO, lower and falling with RoC (the paper's figure 4)",
         measure="in correct rollouts",
     ),
     Panel(
@@ -94,9 +94,9 @@ PANELS = (
         "of the turns with a failed call",
         "share",
         (
-            ("repaired", "a right call"),
+            ("repaired", "successful calls"),
             ("answered_after_failure", "a correct answer"),
-            ("recoveries_repaired", "a right call, in extra rollouts"),
+            ("recoveries_repaired", "successful calls, in extra rollouts"),
             ("recoveries_correct", "a correct answer, in extra rollouts"),
         ),
         measure="after a failed call",
@@ -123,9 +123,9 @@ PANELS = (
         (
             ("kept", "kept"),
             *((f"dropped_{reason}", reason.replace("_", " ")) for reason in DROPPED),
-            ("reused", "of all, used again after a kill"),
+            ("reused", "reused after a kill (of all)"),
         ),
-        "failed and lost 0; with no gradient up to 70 % late in stage 2 (the paper)",
+        "failed and lost: 0; no gradient: up to 70 % late in stage 2 (the paper)",
     ),
     Panel(
         "groups",
@@ -149,7 +149,7 @@ PANELS = (
         "",
         "number",
         (("problems_prediction_error", "mean error"), ("problems_prediction_correlation", "correlation")),
-        "by chance alone, the error of a group of 8 with a pass rate of 0.5 is 0.14",
+        "sampling noise alone gives a mean error of 0.14 for groups of 8 with a pass rate of 0.5",
         measure="pass rates",
     ),
     Panel(
@@ -173,7 +173,7 @@ PANELS = (
         "of all calls",
         "share",
         tuple((f"calls_{status}", status.replace("_", " ")) for status in FAILURES),
-        "error 10 to 30 % at first, then falling; every other kind below 3 % (the demo's runs)",
+        "error: 10 to 30 % at first, then falling; every other kind: below 3 % (the demo's runs)",
         measure="share of calls",
     ),
     Panel(
@@ -182,7 +182,7 @@ PANELS = (
         "calls per rollout",
         "number",
         (("calls", "all finished rollouts"),),
-        "steady or slowly falling; near 0 the policy answers without the tool",
+        "steady or slowly falling; if it is near 0, the policy answers without the tool",
         measure="per rollout",
     ),
     Panel(
@@ -191,7 +191,7 @@ PANELS = (
         "of the problems with a verdict",
         "share",
         (("unsolved_groups", "solved by no rollout"),),
-        "falling; if it grows, the policy loses what it could do",
+        "falling; if it rises, the policy no longer solves problems that it could solve before",
         measure="share of problems",
     ),
     Panel(
@@ -200,7 +200,7 @@ PANELS = (
         "nats per token",
         "number",
         (("information", "openings of rollouts with a verdict"),),
-        "steady; near 0, all problems get the same text",
+        "steady; if it is near 0, all problems get the same text",
         measure="nats per token",
     ),
     Panel(

@@ -3,8 +3,8 @@
 `rollouts.json` has the number of finished rollouts, and is written by the sampler. `alive.json` has the activity of the
 trainer's first rank, such as "update, 37 of 120 micro-batches", and is written by `rstar2.train.verl.activity`.
 
-A change of `rollouts.json` or `alive.json` shows `rstar2.train.launch` that the trainer is alive. `rstar2 watch` shows
-`rollouts.json`, and also `alive.json` if `alive.json` is newer.
+When `rollouts.json` or `alive.json` changes, `rstar2.train.launch` knows that the trainer is alive. `rstar2 watch`
+shows `rollouts.json`, and also `alive.json` if `alive.json` is newer.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class RolloutProgress:
     judge_away_s: float = 0.0
     """Number of seconds for which training has waited for a judge that does not answer."""
     discarded: bool = False
-    """Whether the step's rollouts were discarded and no other rollouts are running, so that no rollouts are lost if
-    training ends now."""
+    """True if the step's rollouts were discarded and no other rollouts are running. Training can then end without
+    losing rollouts."""
     failed: int = 0
     """Number of rollouts of this step that failed and therefore have no verdict."""
     fault: str = ""

@@ -31,8 +31,8 @@ FAILURES = tuple(status for status in get_args(CallStatus) if status != "ok")
 """The statuses of a tool call that count as failures. The status `lost` is caused by the judge, not by the model."""
 DROPPED = ("failed", "lost", "left_out", "no_gradient", "wrong", "correct")
 """Reasons why a rollout is not trained on. failed: the rollout failed. lost: the judge lost a call. left_out: the
-selection excludes the rollout. no_gradient: no rollout of its group is trained on. wrong and correct: the selection did
-not choose the rollout, and its reward is 0 or below (wrong) or above 0 (correct)."""
+selection excludes the rollout. no_gradient: no rollout of its group is trained on. wrong: the selection did not choose
+the rollout, whose reward is 0 or below. correct: the selection did not choose the rollout, whose reward is above 0."""
 MISSED = get_args(Missed)
 """The reasons why an answer is not correct."""
 FailureKind = Literal["engine", "grader", "agent_loop", "missing"]
@@ -48,7 +48,7 @@ class FailedRollout:
     reason: str
     """The text of the error that ended the rollout."""
     tokens: int | None = None
-    """Number of tokens that followed the prompt when the rollout failed, or None if the number is unknown."""
+    """Number of tokens after the prompt at the time of the failure, or None if the number is unknown."""
 
 
 def failure_text(failed: Sequence[FailedRollout]) -> str:

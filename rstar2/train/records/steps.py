@@ -24,9 +24,9 @@ from rstar2.train.records.raw_metrics import DROPPED, FAILURES, MISSED, FailureK
 
 STEPS_FILE = "steps.csv"
 STEPS_BEFORE_FILE = "steps_before.json"
-"""The file in a stage's folder that contains the number of steps of all earlier stages. The number of steps in the
-metrics of the earlier stages may be lower. If the run is killed after a step's checkpoint is saved and before its
-metrics are written, the step does not run again, and its metrics are missing."""
+"""The file in a stage's folder that contains the number of steps of all earlier stages. The metrics of the earlier
+stages may cover fewer steps. If the run is killed after a step's checkpoint is saved and before its metrics are
+written, the step does not run again, and its metrics are missing."""
 MAIN_METRIC = "rstar2/pass_rate"
 SFT_METRIC = "train/loss"
 VALIDATION_METRIC = "val/loss"
@@ -85,8 +85,8 @@ def _waiting(step: Metrics) -> float:
 
 
 def held_out_accuracy(step: Mapping[str, Any]) -> float | None:
-    """Returns the accuracy on held-out problems: the unweighted mean of the accuracies on the sources of problems.
-    Returns None if held-out problems were not evaluated at the step."""
+    """Returns the accuracy on held-out problems: the unweighted mean of the accuracies of all problem sources. Returns
+    None if held-out problems were not evaluated at the step."""
     accuracies = [value for key, value in step.items() if key.startswith("val-") and "/acc/mean@" in key]
     return sum(accuracies) / len(accuracies) if accuracies else None
 
@@ -105,34 +105,34 @@ COLUMNS = (
     Column(
         "pass_rate",
         "share of correct rollouts among those with a verdict (those that finished and lost no call), before "
-        "selection; with groups.round, in first rounds only",
+        "selection; if groups.round is set, only first rounds count",
         _metric(MAIN_METRIC),
     ),
     Column("reward", "mean reward of the rollouts with a verdict", _metric("rstar2/reward")),
     *(
         Column(
             f"answers_{reason}",
-            f"share of the rollouts with a verdict whose answer earns nothing: {LABELS[reason]}",
+            f"share of the rollouts with a verdict that earn no reward; reason: {LABELS[reason]}",
             _metric(f"rstar2/answers/{reason}"),
         )
         for reason in MISSED
     ),
     Column(
         "undecided",
-        "share of the rollouts with a verdict whose answer the grader could not decide: "
+        "share of answers that the grader could not decide, among the rollouts with a verdict; the reasons are: "
         f"{', '.join(LABELS[reason] for reason in UNDECIDED)}",
         _metric("rstar2/undecided"),
     ),
     Column("kept_reward", "mean reward of the rollouts trained on", _metric("critic/rewards/mean")),
     Column(
         "held_out",
-        "accuracy on held-out problems, over the rollouts with a verdict; empty if too many have none",
+        "accuracy on held-out problems, over the rollouts with a verdict; empty if too many rollouts have no verdict",
         held_out_accuracy,
     ),
     Column("held_out_left_out", "held-out rollouts that failed or lost a call", _held_out_left_out),
     Column(
         "held_out_undecided",
-        "share of the held-out rollouts with a verdict that the grader could not decide",
+        "share of answers that the grader could not decide, among the held-out rollouts with a verdict",
         _metric("rstar2/held_out_undecided"),
     ),
     Column(
@@ -147,25 +147,27 @@ COLUMNS = (
     ),
     Column(
         "repaired",
-        "share of the turns with a failed call after which all calls of a later turn succeeded; empty if no call "
-        "failed",
+        "among the turns with a failed call, the share that was repaired: all calls of a later turn succeeded; empty "
+        "if no call failed",
         _metric("rstar2/repaired"),
     ),
     Column(
         "answered_after_failure",
-        "share of the turns with a failed call that are in rollouts with a correct answer",
+        "among the turns with a failed call, the share in rollouts with a correct answer",
         _metric("rstar2/answered_after_failure"),
     ),
-    Column("p_err", "mean RoC penalty of correct rollouts for failed calls", _metric("rstar2/p_err")),
+    Column("p_err", "RoC penalty for failed calls, mean over correct rollouts", _metric("rstar2/p_err")),
     Column(
         "kept_p_err",
-        "mean RoC penalty for failed calls of correct rollouts that are trained on",
+        "RoC penalty for failed calls, mean over correct rollouts that are trained on",
         _metric("rstar2/kept_p_err"),
     ),
-    Column("p_format", "mean RoC penalty of correct rollouts for answer blocks", _metric("rstar2/p_format")),
+    Column(
+        "p_format", "RoC penalty for answer blocks, mean over correct rollouts", _metric("rstar2/p_format")
+    ),
     Column(
         "kept_p_format",
-        "mean RoC penalty for answer blocks of correct rollouts that are trained on",
+        "RoC penalty for answer blocks, mean over correct rollouts that are trained on",
         _metric("rstar2/kept_p_format"),
     ),
     Column("rollouts", "number of rollouts of the step, including failed ones", _metric("rstar2/rollouts")),
@@ -178,7 +180,7 @@ COLUMNS = (
     *(
         Column(
             f"dropped_{reason}",
-            f"number of rollouts that are not trained on, because of: {reason}",
+            f"number of rollouts that are not trained on; reason: {reason}",
             _metric(f"rstar2/dropped/{reason}"),
         )
         for reason in DROPPED
@@ -186,7 +188,7 @@ COLUMNS = (
     *(
         Column(
             f"failed_{kind}",
-            f"number of rollouts that failed in: {kind}",
+            f"number of rollouts that failed; component: {kind}",
             _metric(f"rstar2/failed_rollouts/{kind}"),
         )
         for kind in get_args(FailureKind)
@@ -215,13 +217,13 @@ COLUMNS = (
     Column("rounds", "mean number of rounds per group (groups.round)", _metric("rstar2/rounds")),
     Column(
         "recoveries",
-        "number of recoveries, including failed ones: extra rollouts that began after a failed call (recover). Other "
-        "columns do not cover them",
+        "number of recoveries, including failed ones. Recoveries are extra rollouts that begin after a failed call "
+        "(recover). Only columns whose names begin with recover include them",
         _metric("rstar2/recover/rollouts"),
     ),
     Column(
         "recovery_tokens",
-        "tokens of the finished recoveries, without those that they began with",
+        "tokens of the finished recoveries, without the prefix that each recovery continues",
         _metric("rstar2/recover/tokens"),
     ),
     Column("recoveries_kept", "number of recoveries that are trained on", _metric("rstar2/recover/kept")),
@@ -236,48 +238,50 @@ COLUMNS = (
     ),
     Column(
         "recoveries_repaired",
-        "share of the recoveries with a verdict in which all calls of a turn succeeded",
+        "among the recoveries with a verdict, the share that repaired the failed call: all calls of a later turn "
+        "succeeded",
         _metric("rstar2/recover/repaired"),
     ),
     Column(
         "recoveries_correct",
-        "share of the recoveries with a verdict whose answer is correct",
+        "share of correct recoveries among those with a verdict",
         _metric("rstar2/recover/correct"),
     ),
     Column(
         "recoveries_mixed",
-        "share of the groups of recoveries whose rewards differ",
+        "share of recovery groups whose rewards differ",
         _metric("rstar2/recover/mixed_groups"),
     ),
     Column(
         "unsolved_groups",
-        "share of the problems that no rollout solved, among those with a verdict",
+        "share of problems that no rollout solved, among the problems with a verdict",
         _metric("rstar2/unsolved_groups"),
     ),
     Column(
         "information",
-        "information of rollouts about their problem, in nats per token (`rstar2.train.information`)",
+        "estimated mutual information of rollouts and their problems, in nats per token (`rstar2.train.information`)",
         _metric("rstar2/information"),
     ),
     Column(
         "retrieved",
-        "share of rollouts that are most similar to the other rollouts of their own problem",
+        "share of rollouts that are more similar to the other rollouts of their own problem than to those of any other "
+        "problem",
         _metric("rstar2/retrieved"),
     ),
     Column(
         "stale_groups",
-        "number of groups that were left out because they took too many steps (asynchronous modes)",
+        "number of groups that were left out because their rollouts were too old (asynchronous modes)",
         _metric("training/off_policy/evicted_samples"),
     ),
     Column(
         "staleness",
-        "steps between the weights that started a rollout and those that it trains, mean over the rollouts that are "
-        "trained on",
+        "number of steps by which the weights that began a rollout are older than the step's weights, mean over the "
+        "rollouts that are trained on",
         _metric("training/off_policy/trajectory_staleness_worst/mean"),
     ),
     Column(
         "off_policy_tokens",
-        "share of the tokens that are trained on in turns that older weights started",
+        "among the tokens that are trained on, the share in turns that began with older weights than the step's",
         _metric("rstar2/off_policy_tokens"),
     ),
     Column("calls", "tool calls per rollout", _metric("rstar2/calls")),
@@ -289,8 +293,12 @@ COLUMNS = (
         )
         for status in FAILURES
     ),
-    Column("tokens", "mean tokens of a rollout after its prompt", _metric("rstar2/tokens")),
-    Column("tokens_max", "tokens of the longest rollout after its prompt", _metric("rstar2/tokens_max")),
+    Column("tokens", "mean length of a rollout in tokens, without its prompt", _metric("rstar2/tokens")),
+    Column(
+        "tokens_max",
+        "length of the longest rollout in tokens, without its prompt",
+        _metric("rstar2/tokens_max"),
+    ),
     Column("truncated", "share of rollouts that ended at the token budget", _metric("rstar2/truncated")),
     Column(
         "bad_calls_ends",
@@ -299,7 +307,7 @@ COLUMNS = (
     ),
     Column(
         "penalty",
-        "penalty for length and turns that the reward lost, mean over correct rollouts",
+        "penalty for length and turns that was subtracted from the reward, mean over correct rollouts",
         _metric("rstar2/penalty"),
     ),
     Column(
@@ -314,7 +322,7 @@ COLUMNS = (
     ),
     Column(
         "mismatch_k3",
-        "the k3 estimate of the KL divergence of engine and trainer, which is never negative and grows with noise",
+        "k3 estimate of the KL divergence of engine and trainer; it is never negative, and noise increases it",
         _metric("rollout_corr/k3_kl"),
     ),
     Column(
@@ -345,7 +353,7 @@ COLUMNS = (
     ),
     Column(
         "share_update",
-        "share of the step's time from log-probabilities to new weights",
+        "share of the step's time for the update, from the log-probabilities to the new weights",
         _share(lambda step: _seconds(step, *_UPDATE)),
     ),
     Column(
@@ -355,7 +363,7 @@ COLUMNS = (
     ),
     Column(
         "share_waiting",
-        "share of the step's time that remains, including waiting for the judge",
+        "share of the step's time that the other share_ columns do not cover, such as waiting for the judge",
         _share(_waiting),
     ),
 )
@@ -376,8 +384,8 @@ class Step:
 
 
 def step_metrics(folder: Path) -> dict[int, Metrics]:
-    """Returns a dict from the number of each step of a stage to its metrics, under VERL's names. If a step ran twice,
-    its metrics are those of the second time."""
+    """Returns a dict from each step of a stage to its metrics, under VERL's names. If a step ran twice, the later
+    metrics are returned."""
     return _by_step(folder, MAIN_METRIC)
 
 
@@ -411,7 +419,7 @@ def metrics_rows(written: bytes) -> Iterator[dict[str, Any]]:
 
 
 def sft_metrics(folder: Path) -> dict[int, Metrics]:
-    """Returns a dict from the number of each step of SFT to its metrics, under VERL's names."""
+    """Returns a dict from each step of SFT to its metrics, under VERL's names."""
     return _by_step(folder, SFT_METRIC)
 
 

@@ -32,12 +32,12 @@ class Timing:
     rollout_s: float = 0.0
     """Seconds from the start of each step until all its rollouts are generated, graded and selected (VERL's `gen`)."""
     judge_s: float = 0.0
-    """The part of `rollout_s` in which a rollout waits for its tool calls, on average. For each step, it is
-    rollout_s × (seconds of all calls) / (seconds of all rollouts)."""
+    """The part of `rollout_s` that an average rollout spends waiting for its tool calls. For each step, it is rollout_s
+    × (seconds of all calls) / (seconds of all rollouts)."""
     update_s: float = 0.0
-    """Seconds of all steps after their rollouts, without checkpoints: log-probabilities, advantages, the optimizer, and
-    sending the weights to the rollout engines. In SFT, `update_s` is the time from the end of the first step to the end
-    of the last step."""
+    """Seconds of each step after its rollouts, without saving checkpoints: log-probabilities, advantages, the
+    optimizer, and sending the weights to the rollout engines. In SFT, `update_s` is the time from the end of the first
+    step to the end of the last step."""
     checkpoint_s: float = 0.0
     evaluation_s: float = 0.0
     """Seconds for sampling rollouts of held-out problems. If a stage leaves out solved problems, the seconds for
@@ -53,13 +53,14 @@ class Timing:
         return max(0.0, self.wall_s - named)
 
     def record(self) -> dict[str, float]:
-        """Returns a dict from the name of each part, for JSON, to its seconds, rounded to milliseconds."""
+        """Returns a dict from the name of each part to its seconds, rounded to milliseconds. The dict is written as
+        JSON."""
         return {name: round(value, 3) for name, value in {**asdict(self), "other_s": self.other_s}.items()}
 
 
 class PhaseTimer:
-    """Measures the time of one phase from now on, and adds it to the seconds in `folder/timing.json`, which were
-    measured before the phase was resumed.
+    """Measures the time of one phase, beginning when this object is created. If the phase was resumed, the time is
+    added to the seconds that `folder/timing.json` contains already.
 
     Args:
         folder: the folder of the phase.
@@ -87,8 +88,8 @@ class PhaseTimer:
 
 
 class TrainerTimer:
-    """Measures the time of a trainer from now on, and uses the metrics of the trainer's steps to divide this time into
-    the parts of `Timing`."""
+    """Measures the time of a trainer, beginning when this object is created. The metrics of the trainer's steps divide
+    this time into the parts of `Timing`."""
 
     def __init__(self, phase: PhaseTimer) -> None:
         self._phase = phase
@@ -97,7 +98,7 @@ class TrainerTimer:
 
     def on_step(self, metrics: dict[str, float]) -> None:
         """Adds the time of one step, which VERL reports in the metrics `timing_s/*`. SFT has no metrics `timing_s/*`,
-        so the time since the end of the step before is added."""
+        so the time since the end of the previous step is added."""
         now = time.monotonic()
         passed, self._last = now - self._last, now
         timing = self._phase.timing

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 READ_BYTES = 8_000_000
-"""Number of bytes at the end of a log that are searched. A step of a large run prints several thousand bytes."""
+"""Number of bytes that are searched at the end of a log. A step of a large run prints several thousand bytes."""
 _LONGEST = 500
 """Maximum number of characters of a cause."""
 _PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")

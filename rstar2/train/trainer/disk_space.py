@@ -2,7 +2,7 @@
 before a checkpoint is saved.
 
 If there is not enough space, a UserError is raised, because training is not restarted automatically after a UserError.
-A restarted training would run another step and fail again.
+A restarted trainer would run another step and fail again.
 """
 
 from __future__ import annotations

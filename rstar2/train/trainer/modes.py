@@ -20,8 +20,7 @@ class AsyncSettings(Strict):
     effect in mode sync."""
 
     batches_ahead: float = Field(1.0, gt=0)
-    """Number of batches of problems whose rollouts start before the step that trains on them. One batch is
-    `rollout.prompts` problems."""
+    """Number of batches of problems that are rolled out ahead of training. One batch is `rollout.prompts` problems."""
     max_steps: int = Field(8, ge=2)
     """Maximum age of a problem's rollouts, in steps. The age counts every step from the step in which the rollouts
     start to the step that trains on them, both included."""
@@ -35,7 +34,7 @@ class AsyncSettings(Strict):
 
 
 def mode_fault(mode: Mode, settings: AsyncSettings, device: str, router: str) -> str:
-    """Returns the reason why a mode cannot work or would waste every step, or an empty text if the mode works.
+    """Returns the reason why a mode cannot work or would waste every step. Returns an empty text if the mode works.
 
     Args:
         device: `hardware.device` of the recipe.
@@ -63,7 +62,7 @@ def mode_fault(mode: Mode, settings: AsyncSettings, device: str, router: str) ->
 
 
 def verl_keys(mode: Mode, settings: AsyncSettings, gpus_per_node: int) -> dict[str, Any]:
-    """Returns a dict of the keys and values of VERL's config that select a mode."""
+    """Returns the entries of VERL's config that select a mode."""
     sampler = "trainer.v1.sampler"
     if mode == "sync":
         return {f"{sampler}.custom_sampler.name": "SelectingReplayBuffer"}

@@ -15,7 +15,7 @@ from typing import Any
 from rstar2.train.decision import read_decision
 
 STAGE_FOLDER = "RSTAR2_STAGE_FOLDER"
-"""The environment variable that tells VERL's processes the folder of the stage."""
+"""The environment variable that contains the stage's folder, for VERL's processes."""
 SAVE_EVERY = "rstar2_save_every_s"
 """A key that rstar2 adds to VERL's table `trainer`: the number of seconds between two checkpoints."""
 STOP_AFTER = "rstar2_stop_after"

@@ -185,7 +185,7 @@ def _missing_credentials(name: str, environ: Mapping[str, str]) -> tuple[str, st
             )
     volcengine = ("VOLC_ACCESS_KEY_ID", "VOLC_SECRET_ACCESS_KEY", "MLP_TRACKING_REGION")
     if name == "vemlp_wandb" and lacks(*volcengine):
-        return "VERL reads its credentials from the environment", f"Set {', '.join(volcengine)}."
+        return "its credentials are not in the environment", f"Set {', '.join(volcengine)}."
     if name == "rl_insight" and lacks("RL_INSIGHT_SERVER_URL"):
         return (
             "RL_INSIGHT_SERVER_URL is not set",

@@ -12,7 +12,7 @@ from typing import Any
 STICKY_REQUESTS = 10_000
 """Maximum number of requests whose engine VERL's router remembers."""
 BATCHED_TOKENS = 8192
-"""Default for the maximum number of tokens that an engine computes at a time."""
+"""Default of VERL's `max_num_batched_tokens`: the maximum number of tokens that an engine processes at a time."""
 QUEUED_SAMPLES = 100_000
 """Default for the maximum number of prompts and rollouts in VERL's queue."""
 _BATCHED = "actor_rollout_ref.rollout.max_num_batched_tokens"

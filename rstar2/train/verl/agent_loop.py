@@ -40,14 +40,14 @@ from rstar2.train.verl.rollout_fields import recoverable_field, to_extra_fields
 
 @functools.cache
 def _judge(url: str, token: str | None, wait_s: float) -> JudgeClient:
-    """Returns the client of the judge that all rollouts of this process share. The client batches concurrent calls into
-    one request."""
+    """Returns the judge client, which all rollouts of this process share. The client batches concurrent calls into one
+    request."""
     return JudgeClient(url, token, wait_s)
 
 
 @functools.cache
 def _grader() -> GraderPool:
-    """Returns the pool of grader processes that all rollouts of this process share. The pool stops when the process
+    """Returns the pool of grader processes, which all rollouts of this process share. The pool stops when the process
     exits."""
     pool = GraderPool(workers=1)
     pool.__enter__()
@@ -145,8 +145,8 @@ class _ServerEngine:
 
 
 class _StopAfterLostCall:
-    """The tools that one rollout calls. After the judge has lost a call, all further calls are not run and count as
-    lost.
+    """The tools that one rollout calls. After the judge has lost a call, no further call is run. The further calls
+    count as lost.
 
     A rollout with a lost call is not trained on. Waiting for an unreachable judge in every later turn of the rollout
     would therefore be useless.
@@ -237,7 +237,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
         Args:
             sampling_params: VERL's sampling parameters.
-            beginning: the turns of the other rollout that the recovery starts from.
+            beginning: the prefix of the other rollout, which the recovery continues.
             replay: whether to run the calls of `beginning` again first. This is necessary if the tool keeps state.
         """
         return await self._roll_out(sampling_params, kwargs, beginning, replay)
@@ -335,7 +335,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         purpose.
 
         Raises:
-            GraderFault: the grader failed, and the answer cannot be the reason.
+            GraderFault: the grader failed, and not because of the answer.
             Failure: a user's reward function raised an error, which ends training.
         """
         verdict = await _grader().agrade(trace.gold, text_to_grade(trace, self._reward.name))

@@ -224,8 +224,8 @@ class Beginnings:
         """Records that a rollout has ended, or was not run because its group did not need it.
 
         Returns:
-            An empty list, unless the rollout was the last of its group. In this case, a list of pairs, one for each
-            drawn failed call: the turns that recoveries start from, and the value of `replay` that was passed to `add`.
+            If the rollout was the last of its group, one pair for each drawn failed call: the prefix that its
+            recoveries continue, and the value of `replay` that was passed to `add`. Otherwise an empty list.
         """
         if not self.settings.failures:
             return []

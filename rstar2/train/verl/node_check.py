@@ -43,7 +43,8 @@ def examine(
 
     Args:
         name: the node's name.
-        marker: the path of a file in the run's folder whose content is its own name; None if the folder is not checked.
+        marker: the path of a file in the run's folder, or None if the folder is not checked. The file contains its own
+            name.
         judge: URL and token of the judge; None if the judge is not checked.
         gpus: number of GPUs that must work.
         try_gpus: a program that prints a word for each GPU that works.

@@ -1,8 +1,8 @@
 """The format in which the agent loop passes rollouts to the sampler, through VERL's queue.
 
 The data of a finished rollout is in VERL's `extra_fields`. A failed rollout has no fields, only a tag with the cause. A
-group that is rolled out in rounds has one more key in the queue, whose tag has the group's result. A group with
-recoveries (`rstar2.train.recover`) has one more key in the queue, whose tag has the number of recoveries.
+group that is rolled out in rounds has an additional key in the queue, whose tag contains the group's result. A group
+with recoveries (`rstar2.train.recover`) has an additional key, whose tag contains the number of recoveries.
 
 The recoveries from a failed call form a separate group. If the problem's group has the name PROBLEM, the group of the
 recoveries from failed call N has the name `PROBLEM_afterN`. For VERL, the part of a key before the first underscore is

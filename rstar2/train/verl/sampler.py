@@ -73,10 +73,10 @@ rollouts."""
 LONGEST_POLL_S = 10.0
 JUDGE_POLL_S = 5.0
 EMPTY_STEPS = 10
-"""Training ends after this many attempts to roll out a step if none of its rollouts could be trained on."""
+"""Maximum number of attempts to roll out a step. Training ends if no attempt gave a rollout to train on."""
 FAILED_STEPS = 3
-"""Training ends after this many attempts to roll out a step if too many of its rollouts failed every time. Starting
-training again, with new engines, helps more than another attempt."""
+"""Maximum number of attempts to roll out a step in which too many rollouts fail. Training then ends, because starting
+it again with new engines helps more than another attempt."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 30.0, 300.0
 """The first and the longest wait, in seconds, before a step is rolled out again because too many rollouts failed."""
 _EVICTION_REASONS = ("off_policy", "rollout_failure")
@@ -100,7 +100,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     | `recover` | `RecoverSettings`; only `rstar2.train.verl.agent_loop_manager` reads it |
     | `judge` | `JudgeSettings` |
     | `max_failed_share` | a step is not trained on if more than this share of its rollouts failed |
-    | `discount` | the discount for older outcomes, which metrics of problems use |
+    | `discount` | the discount for older outcomes in the metrics of problems |
     | `prompts`, `rollouts` | number of problems per step, and number of rollouts per problem |
     | `held_out_samples` | number of rollouts per held-out problem |
     | `traces`, `traces_per_step` | folder for traces, and number of traces to draw per step |
@@ -531,7 +531,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return sorted(trained or spare)
 
     def _off_policy(self, trained: list[dict[int, int]]) -> float:
-        """Returns the share of the trained tokens in turns that began with weights older than the step's weights.
+        """Returns the share of tokens in turns that began with older weights than the step's, among the tokens that are
+        trained on.
 
         The weights of step n are the weights that step n - 1 produced. All tokens of a turn count, even if an update
         interrupted the turn and newer weights continued it.

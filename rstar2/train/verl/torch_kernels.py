@@ -24,7 +24,7 @@ from verl.utils import torch_functional
 from rstar2.train.attention import PACKED_ATTENTION
 
 ROWS = 512
-"""Number of tokens per chunk in which the loss is computed in fp32."""
+"""The fp32 loss is computed in chunks of this many tokens."""
 
 
 def packed_attention(

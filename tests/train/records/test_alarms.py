@@ -170,9 +170,10 @@ def test_rollouts_without_a_verdict_are_told_at_once_with_their_causes(tmp_path:
         "step 2: 3 of 64 rollouts failed and were left out (engine 2, agent loop 1). Failed rollouts have 6000 tokens "
         "on average, the others 800",
         "step 2: 1 of 64 rollouts lost a call to the judge and were left out",
-        "step 2: too many rollouts of the step could not be used, so its 64 rollouts were discarded and sampled again",
-        "step 2: 9 of 30 held-out rollouts failed or lost a call, and were left out. These are too many for a "
-        "measurement",
+        "step 2: too many rollouts of the step could not be used, so 64 rollouts were discarded and the step was "
+        "rolled out again",
+        "step 2: 9 of 30 held-out rollouts failed or lost a call, and were left out. The step therefore has no "
+        "held-out accuracy",
     ]
     assert [alarm.sign for alarm in read_alarms(tmp_path)[2]] == ["failed", "lost", "discarded", "held_out"]
 

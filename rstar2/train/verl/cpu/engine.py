@@ -28,8 +28,8 @@ def padded_micro_batches(
     """Divides a batch into micro-batches of rows with similar lengths. The function replaces VERL's
     `prepare_micro_batches`.
 
-    All ranks of `dp_group` get the same number of micro-batches. If the recipe limits rows instead of tokens, VERL's
-    function divides the batch.
+    All ranks of `dp_group` get the same number of micro-batches. If the recipe limits the number of rows per
+    micro-batch instead of tokens, VERL's function divides the batch.
 
     Returns:
         The list of micro-batches, and a list with the row indices (in `data`) of each micro-batch.

@@ -1,4 +1,4 @@
-"""Groups rows of similar lengths, so that rows need little padding to the length of the longest row of their group.
+"""Groups rows of similar lengths, so that little padding is needed. Each row is padded to the longest row of its group.
 
 This module imports only the standard library, because `rstar2 plan` uses it on machines without VERL.
 """
@@ -16,7 +16,7 @@ def rows_of_like_lengths(lengths: Sequence[float], limit: int) -> list[list[int]
     """Divides rows into groups of similar lengths.
 
     Including padding, a group has at most `limit` tokens, unless the group is a single row with more tokens. At most
-    `MOST_PADDING` of a group is padding.
+    the share `MOST_PADDING` of a group's tokens is padding.
 
     Args:
         lengths: number of tokens of each row.

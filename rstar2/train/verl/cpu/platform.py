@@ -15,7 +15,7 @@ NAME = "cpu"
 CPU_ROLLOUT = "rstar2_cpu"
 """The name of our rollout backend for CPUs in VERL's config."""
 WORTH_FREEING = 256 << 20
-"""Minimum number of bytes in free blocks. Below this number, the blocks are not returned to the operating system."""
+"""Memory is returned to the operating system only if at least this many bytes are free."""
 _FROM_TORCH_CPU = ("is_available", "device_count", "current_device", "set_device", "synchronize")
 _STREAMS = ("Stream", "stream", "current_stream")
 _NOTHING = ("manual_seed", "manual_seed_all", "ipc_collect", "reset_peak_memory_stats")

@@ -71,8 +71,8 @@ class CpuServer:
         )
 
     async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
-        """Replaces the weights between two steps of the engine. Raises KeyError if a new weight has a name that the
-        model does not have."""
+        """Replaces the model's weights between two decoding steps of the engine. Raises KeyError if a new weight has a
+        name that the model does not have."""
 
         def load() -> None:
             state = self._engine.model.state_dict()

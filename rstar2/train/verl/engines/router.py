@@ -164,8 +164,8 @@ class SessionRouter:
         }
 
     def _report(self) -> None:
-        """Prints the numbers of rollouts and turns that have ended since the last report. Ray forwards the output to
-        the trainer's log."""
+        """Prints the number of rollouts that have ended, and each engine's number of turns, since the last report. Ray
+        forwards the output to the trainer's log."""
         engines = (
             f"{name} {self._turns[name]} turns, KV cache of {state.capacity or 'unknown'} tokens"
             for name, state in self._scheduler.engines.items()

@@ -46,8 +46,8 @@ def _end_engine_with_server() -> None:
 
 
 class PlainWeights(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """VERL's worker extension for vLLM, which receives new weights. This class makes vLLM's layers use the new
-    weights."""
+    """VERL's worker extension for vLLM, which receives new weights. This class also ends the engine when VERL's server
+    ends."""
 
     def __new__(cls, **kwargs: object) -> PlainWeights:
         _end_engine_with_server()

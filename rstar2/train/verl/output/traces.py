@@ -42,8 +42,8 @@ class TraceSender:
         self._trackers = trackers
         self._run = run
         self._started: dict[TraceTracker, Sink | None] = {}
-        """Dict from a tracker's name to the started tracker, or to None if it did not start. Starting such a tracker is
-        not tried again, because each attempt may take minutes."""
+        """Dict from a tracker's name to the started tracker, or to None if the start failed. A failed start is not
+        retried, because each attempt may take minutes."""
 
     def send(self, traces: Iterable[Trace]) -> int:
         """Sends traces of rollouts to all of the phase's trackers.
