@@ -42,7 +42,7 @@ _BOLD = re.compile(r"(?<![\w*)\]}])\*\*([^\s*][^*\n]*)\*\*(?![\w*(\[{])")
 """Matches bold text in Markdown, but not the power `2**3`."""
 _UNDERLINED = re.compile(r"_(?<![^\s(].)(_?)([A-Za-z][A-Za-z ]{0,80}[A-Za-z])\1_(?![\w{])")
 _SLANTED = re.compile(r"(?<![\w*)\]}])\*([A-Za-z][A-Za-z ]{1,80}[A-Za-z])\*(?![\w*(\[{])")
-"""Matches words between Markdown's stars, but not the product `2*x*3`."""
+"""Matches italic text in Markdown, such as `*words*`, but not the product `2*x*3`."""
 _QUOTED = re.compile(r"``((?:[^`']|'(?!')){1,200})''")
 _HYPHENATED = re.compile(r"(?<=[a-z])-\r?\n[ \t]*(?=[a-z])")
 """Matches the hyphen of a word that continues on the next line. A real hyphen at the end of a line matches too."""
@@ -69,7 +69,8 @@ _SIGNS = str.maketrans(
         **dict(zip("οΑΒΕΖΗΙΚΜΝΟΡΤΥΧ", "oABEZHIKMNOPTYX", strict=True)),
     }
 )
-"""Replaces signs by LaTeX commands, and Cyrillic and Greek letters by the Latin letters that look the same."""
+"""Translation table. It replaces mathematical symbols with LaTeX commands, and Cyrillic and Greek letters with the
+Latin letters that look the same."""
 _THOUSANDS = re.compile(r"[0-9](?<![\w.,(\[{].)[0-9]{0,2}(?:,[0-9]{3})+(?![\w,])")
 _TYPESET_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d{3}(?!\d))")
 

@@ -107,7 +107,7 @@ class _Piece:
     """Consecutive rows of one file."""
 
     place: str
-    """The name of the file in messages."""
+    """The file's name, as messages show it."""
     first: int
     """Number of the piece's first row or line in the file, counted from 1."""
     rows: int

@@ -62,7 +62,7 @@ class Source:
     paper: str = ""
     """The part of the source that the paper uses, as text."""
     left_out: str = ""
-    """The part of a row's text that is left out on purpose, as text. The data card contains this text."""
+    """Describes the part of a row's text that is deliberately left out. The data card contains this description."""
     token_ids: bool = False
     """Whether the source's rows have the column `rstar2.data.rows.TOKENS`."""
     missing: str = ""

@@ -218,9 +218,9 @@ def _with_allowed_calls(messages: list[Message], most: int | None) -> list[Messa
 
 
 def _following(messages: Sequence[Message], texts: FormatTexts) -> list[bool]:
-    """Returns for each turn whether it has the parts that the format's text before the first question asks for.
+    """Returns one value per turn: whether it has the parts that the format's text before the first question asks for.
 
-    Returns an empty list if no turn has rstar2's tags, or if the text before the first question asks for no parts.
+    The list is empty unless this text asks for a part and at least one turn has rstar2's tags.
     """
     turns = [message for message in messages if message["role"] == "assistant"]
     if not texts.opening or not any(_has_form(turn) for turn in turns):

@@ -48,7 +48,7 @@ def rates_of_run(run: Path) -> Rates:
 
 @dataclass(frozen=True)
 class AgreementFilter:
-    """Drops a problem if too few samples of a strong model gave the label: less than the share `least`.
+    """Drops a problem if a strong model gave the label in less than the share `least` of its samples.
 
     Problems without a measurement are dropped too.
     """

@@ -25,7 +25,7 @@ TOKENS_OF = Callable[[list[dict[str, Any]]], list[int]]
 LIMITS: dict[Kind, int] = {"problems": 2048, "conversations": 16384}
 """The recipe's limits in tokens, for a prompt in RL and for a conversation in SFT."""
 _COUNTED = 20_000
-"""Maximum number of rows whose tokens or forms are counted. In a larger set, only every n-th row is counted."""
+"""Tokens and forms are counted in at most this many rows. In a larger set, only every n-th row is counted."""
 _BATCH = 1000
 
 
@@ -98,9 +98,9 @@ def by_source(prepared: Prepared) -> dict[str, int]:
 
 
 def form_by_source(prepared: Prepared, texts: FormatTexts) -> dict[str, dict[str, int]]:
-    """Returns the counts of `FormCounts` in a format, and the number of `marked` rows, by source.
+    """Returns, for each source, the counts of `FormCounts` in a format and the number of `marked` rows.
 
-    In a large set only some rows are counted, namely the same rows as in `count_tokens`.
+    In a large set, only every n-th row is counted, as in `count_tokens`.
     """
     counts: dict[str, FormCounts] = {}
     marked: Counter[str] = Counter()
@@ -111,7 +111,7 @@ def form_by_source(prepared: Prepared, texts: FormatTexts) -> dict[str, dict[str
 
 
 def _step(prepared: Prepared) -> int:
-    """Returns the number n for which every n-th row of the prepared set is counted."""
+    """Returns the sampling interval n: every n-th row of the prepared set is counted."""
     return -(-prepared.rows // _COUNTED)
 
 

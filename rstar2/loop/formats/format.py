@@ -65,8 +65,7 @@ class Format(Strict):
     """Maximum number of calls that run in a turn. Further calls of the turn are ignored. If the value is None, all
     calls run, concurrently."""
     closed_calls_only: bool = False
-    """Whether the model's text is read as a call only if it ends with `</tool_call>`. If False, the end of the turn
-    also closes a call."""
+    """Whether each call must end with `</tool_call>`. If False, the end of the turn also ends a call."""
     missing_texts_are_empty: bool = False
     """Whether a missing argument of type string counts as an empty string, as in the authors' released code.
 
