@@ -1,6 +1,6 @@
 """Finds and opens the files of a data set on the hub. Only files of the required split are used.
 
-From parquet files, only the required columns are read, by range requests over the network. Files that are not parquet
+From parquet files, only the required columns are read, with HTTP range requests. Files that are not parquet
 are downloaded to the hub's cache. If `HF_HUB_OFFLINE=1` is set, only files in the hub's cache are used.
 """
 

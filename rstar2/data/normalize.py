@@ -161,8 +161,7 @@ _SCRIPT = re.compile(r"([_^])\s*\{\s*(\w+|\\[A-Za-z]+|')\s*\}")
 _SCRIPT_DIGIT = re.compile(r"[_^]\d(?=[A-Za-z])")
 """Matches a superscript or subscript digit before a letter, as in x^2y."""
 _MAX_NESTING = 6
-"""Maximum depth of nested fractions and nested fonts. Fractions and fonts that are nested deeper stay as they are
-typed."""
+"""Maximum depth of nested fractions and nested fonts. Fractions and fonts that are nested deeper are left unchanged."""
 
 _LABEL = re.compile(
     r"[\s\[(*#]*(?:problem|example|exercise|question|task|puzzle|q|ex)(?![a-z])\.?\s*(?:n?o\.?\s*|#\s*)?\d[\d.]*[a-z]?"
@@ -190,7 +189,7 @@ _LOWER = bytes(range(256)).lower()
 
 
 def normalized(text: str) -> str:
-    """Returns the normal form of a text, which has one spelling for markup, signs and numbers."""
+    """Returns the normal form of a text. It has only one spelling of each markup, symbol and number."""
     text = plain_text(text)
     if "**" in text:
         text = text.replace("**", "^")

@@ -417,8 +417,8 @@ def _columns(name: str, source: Source, place: str, columns: list[str]) -> list[
     forms = " or ".join(", ".join(form) for form in source.columns)
     raise UserError(
         f"{name}: {place} has no column {', '.join(missing)}; it has {', '.join(columns) or 'none'}",
-        f"{name} needs the columns {forms}. If a column was renamed, rename it back. Or name the file in place of the "
-        "source, to use it as data of your own.",
+        f"{name} needs the columns {forms}. If a column was renamed, rename it back. To use the file as your "
+        "own data, name the file instead of the source.",
     )
 
 

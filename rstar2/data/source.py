@@ -101,5 +101,5 @@ def _are_names(value: object) -> bool:
 
 
 def _listed(value: object) -> tuple[object, ...]:
-    """Returns the items of a tuple or list. Any other value becomes the only item."""
+    """Returns the items of a tuple or list. Returns a tuple with a single item for any other value."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)

@@ -54,8 +54,8 @@ class Limits:
     max_tokens: int = 8192
     """Maximum number of tokens after the prompt, tool output included."""
     max_bad_calls: int = 0
-    """The rollout ends after a turn if the last `max_bad_calls` calls of the rollout have all failed. Lost calls are not
-    counted. 0 means no limit."""
+    """The rollout ends after a turn if the last `max_bad_calls` calls of the rollout have all failed. Lost calls are
+    ignored. 0 means no limit."""
 
 
 def checked_calls(calls: Sequence[WrittenCall], fmt: Format) -> list[ToolCall | tuple[str, dict[str, Any]]]:

@@ -110,8 +110,10 @@ class Turn(BaseModel, extra="forbid"):
     tagged: bool = True
     """Whether the turn uses rstar2's tags. False means that the turn uses the syntax of a model family."""
     unplaced: dict[PartKind, str] = Field(default_factory=dict)
-    """Content that the family's parser returned, but that does not occur in `text`, not even in pieces. The keys are
-    the kinds of parts."""
+    """Content that the family's parser returned and that `text` does not contain, neither whole nor in pieces.
+
+    The keys are the kinds of parts.
+    """
 
     @classmethod
     def read(cls, turn: ParsedTurn, start: int, end: int) -> Turn:

@@ -75,7 +75,7 @@ class AgreementFilter:
 class PassRateFilter:
     """Drops problems whose measured pass rate is not between `least` and `most`.
 
-    Problems without a measured pass rate stay.
+    Problems without a measured pass rate are kept.
     """
 
     least: float

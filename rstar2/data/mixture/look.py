@@ -1,4 +1,4 @@
-"""Inspects prepared data: counts by source, random rows, lengths in tokens, and the differences of two sets."""
+"""Inspects prepared data: counts per source, random rows, lengths in tokens, and the differences between two sets."""
 
 from __future__ import annotations
 
@@ -117,14 +117,14 @@ def _step(prepared: Prepared) -> int:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two sets. Rows of the two sets are matched by their ids."""
+    """The differences between two sets. Rows of the two sets are matched by their ids."""
 
     only_first: Counter[str]
-    """Number of rows that only the first set has, by source."""
+    """Number of rows per source that only the first set has."""
     only_second: Counter[str]
-    """Number of rows that only the second set has, by source."""
+    """Number of rows per source that only the second set has."""
     changed: Counter[str]
-    """Number of rows with the same id but different contents in the two sets, by source."""
+    """Number of rows per source with the same id but different contents in the two sets."""
     same: int
     examples: dict[str, list[str]]
     """A few ids of each kind of difference."""

@@ -129,7 +129,7 @@ class MixturePlan:
 
 
 def mixtures() -> dict[str, Path]:
-    """Returns the files of the shipped mixtures, by name."""
+    """Returns the files of the shipped mixtures, keyed by the mixture's name."""
     return {file.stem: file for file in sorted((recipes_folder() / "data").glob("*.toml"))}
 
 
@@ -218,7 +218,7 @@ def _benchmark(name: str, files: tuple[Path, ...]) -> list[Problem]:
 
 
 def _values(requested: list[str]) -> tuple[dict[str, Any], str, dict[str, Path], list[Path]]:
-    """Returns the recipe's values, its name, the user's files by source, and the folders of user modules."""
+    """Returns the recipe's values, its name, the user's files (keyed by source), and the folders of user modules."""
     shipped = mixtures()
     if len(requested) == 1 and (requested[0] in shipped or requested[0].endswith(".toml")):
         path = shipped.get(requested[0], Path(requested[0]))

@@ -103,7 +103,7 @@ def _blocks(text: str) -> Iterator[_Block]:
 
 
 def _closes(line: str, fence: str) -> bool:
-    """Whether a line closes a block: it has only the characters of the fence, and at least as many as the fence."""
+    """Whether a line closes a block. It does if it consists of the fence's character and is at least as long."""
     return len(line) >= len(fence) and not line.strip(fence[0])
 
 
