@@ -234,7 +234,7 @@ class Figures:
 def proof(text: str) -> str | None:
     """Returns the words with which a problem asks for a proof.
 
-    Returns None if the problem asks for something else too, or for no proof.
+    Returns None if the problem asks for no proof, or also asks for something else.
     """
     words = searched(text)
     if not _PROOF_WORD.search(words):

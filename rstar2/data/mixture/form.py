@@ -1,4 +1,4 @@
-"""Chooses the conversations that SFT teaches in the answer form (the form that RL rewards), and counts them by
+"""Chooses the conversations that SFT teaches in the answer form (the form that RL rewards), and counts them per
 source."""
 
 from __future__ import annotations

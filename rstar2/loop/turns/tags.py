@@ -55,8 +55,8 @@ _LOST_START = re.compile(
 )
 """Matches the end tag of a thought that has no start tag.
 
-The pattern does not match a tag between spaces, quotes or punctuation, because prose puts a tag that it mentions
-between such characters.
+The pattern does not match a tag between spaces, quotes or punctuation, because a tag that prose only mentions usually
+stands between such characters.
 """
 _NAMED_TAG = re.compile(rf"<(?P<end>/?)(?P<name>{_THOUGHT_NAMES}|answer)>")
 _WHERE_TO_WRITE = re.compile(
