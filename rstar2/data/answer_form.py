@@ -19,7 +19,7 @@ from rstar2.loop.turns import tags
 
 Message = dict[str, Any]
 THOUGHT = "reasoning_content"
-"""A message has the turn's thought under this key, unless the thought is part of the message's text."""
+"""The key of a message's thought. The key is missing if the message has no thought, or has it in its text."""
 
 _NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
 _ANY_NUMBER = re.compile(rf"[-−]?{_NUMBER}")
@@ -86,7 +86,7 @@ class Question:
     end: int
     """Index of the next user's message, or the number of messages if no user's message follows."""
     answered: bool
-    """Whether the last of these messages is a reply. If False, it is a call, which is the conversation's last turn."""
+    """Whether the last of these messages is a reply. If False, it is a call, and the conversation ends with it."""
     value: str | None
     """The definite value that answers the question. None if no definite value answers the question."""
 

@@ -23,13 +23,13 @@ BUILTIN = "builtin"
 BUILTIN_COUNT = 200
 _FORMAT_HINT = 'Each line is an object such as {"problem": "What is 1+1?", "answer": "2"}. "id" is optional.'
 _OPTION = "--data FILE.jsonl"
-"""The option of `rstar2 eval` that names a file to read in place of the hub."""
+"""The option of `rstar2 eval` that names a file to read instead of the data set on the hub."""
 UNCHECKED = "see its hub page"
 
 
 @dataclass(frozen=True)
 class Source:
-    """The place of a benchmark on the hub, and the columns that are read."""
+    """The location of a benchmark on the hub, and the columns that are read."""
 
     hub_id: str
     split: str
@@ -121,7 +121,7 @@ def load_benchmark(
 
     Args:
         name: one of `NAMES`, a JSON Lines file, a parquet file, or a prepared folder.
-        data: a JSON Lines file to read in place of the hub.
+        data: a JSON Lines file to read instead of the data set on the hub.
         seed: seed of the generated problems of the benchmark `builtin`.
         option: the command-line option that sets `data`, for error messages.
 
@@ -183,7 +183,7 @@ def fingerprint(problems: Iterable[Problem]) -> str:
 
 
 def begins_with(problems: Iterable[Problem], fingerprint_of_first: str) -> bool:
-    """Whether `fingerprint_of_first` is the fingerprint of all problems, or of the first n problems for some n."""
+    """Whether `fingerprint_of_first` is the fingerprint of the first n problems, for any n."""
     digest = hashlib.sha256()
     for problem in problems:
         _add(digest, problem)
@@ -275,7 +275,7 @@ def load_hub(
 
     Args:
         name: the name of the benchmark, for messages.
-        source: the place of the benchmark on the hub.
+        source: the location of the benchmark on the hub.
         config: the config to load.
         file_hint: for error messages, a sentence about the format of a file that can replace the hub.
         option: the command-line option that names a file to replace the hub, for error messages.

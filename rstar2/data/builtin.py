@@ -28,7 +28,7 @@ OPERANDS = range(10, 100)
 """The range of the two numbers in a problem."""
 
 ANSWER_DIGITS = 4
-"""Number of digits in every answer. This number is fixed, so that a tiny model can copy digits over a fixed
+"""Number of digits in every answer. With a fixed number, a tiny model copies digits over only one
 distance."""
 
 FORMAT = read_format("demo")

@@ -37,7 +37,7 @@ def schema_of(kind: Kind) -> Any:
 
 
 def encoded(batch: Any) -> bytes:
-    """Returns the bytes of a record batch for a candidate file."""
+    """Returns a record batch as the bytes to write to a candidate file."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
@@ -79,8 +79,8 @@ class Group:
     alive: Mask
 
     def read(self, columns: Sequence[str]) -> tuple[Numbers, Any]:
-        """Returns the numbers of the rows that are not dropped, and a record batch with the given columns of these
-        rows."""
+        """Returns the row numbers of the rows that are not dropped, and a record batch with the given columns of
+        these rows."""
         batch = self.place.read(columns)
         return self.place.first + np.flatnonzero(self.alive), batch.filter(pa.array(self.alive))
 

@@ -1,4 +1,4 @@
-"""The catalogue of data sources and benchmarks: the use, the place and the licence of each.
+"""The catalogue of data sources and benchmarks: the use, the location and the licence of each.
 
 Sizes are from the paper (arXiv 2508.20722) or from the sets themselves. A licence that was not checked is marked
 `not checked`. Problems from contests, such as those of the MAA, belong to their owners, even if a copy on the hub has a

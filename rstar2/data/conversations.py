@@ -253,7 +253,7 @@ def prose_message(content: Any, tools: Tools) -> Message:
     """Returns a message of the assistant without a tool call.
 
     Raises:
-        Refused: the content is not text, it is empty, or it looks like a call, which SFT would teach as prose.
+        Refused: the content is not text, it is empty, or it looks like a call. SFT would teach such a call as prose.
     """
     message = text_message("assistant", content)
     if tools.names and (written := _call_in(message["content"], tools)):
@@ -360,7 +360,7 @@ def conversation_row(messages: list[Message], tools: Tools) -> dict[str, Any]:
 
 
 def _call_number(reply: Message, waiting: dict[str, int]) -> int:
-    """Finds the call that a tool's reply answers, removes this call from the waiting calls, and returns its number."""
+    """Finds the call that a tool's reply answers. Removes the call from `waiting`, and returns its number."""
     if not waiting:
         raise Refused(
             "malformed",

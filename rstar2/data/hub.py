@@ -1,6 +1,6 @@
 """Finds and opens the files of a data set on the hub. Only files of the required split are used.
 
-From parquet files, only the required columns are read, by range requests over the network. Files that are not parquet
+From parquet files, only the required columns are read, with HTTP range requests. Files that are not parquet
 are downloaded to the hub's cache. If `HF_HUB_OFFLINE=1` is set, only files in the hub's cache are used.
 """
 
@@ -46,7 +46,7 @@ _NUMBERED = re.compile(r"^(.*)-\d+-of-(\d+)\.\w+$")
 
 
 class _Retries(logging.Filter):
-    """Reduces the log of the hub's library to one line per retried request. The library logs two lines per retry."""
+    """Shortens the log of the hub's library: one line per retried request, instead of two lines per retry."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -320,7 +320,7 @@ def _splits_of(listed: Any, folder: str) -> dict[str, list[str]]:
 
 
 def _named_splits(paths: list[str], folder: str) -> dict[str, list[str]]:
-    """Returns the data files of each split, by the words in their paths below the folder."""
+    """Returns a dict from each split to its data files. Words in a file's path below `folder` name the split."""
     data = [path for path in paths if PurePosixPath(path).suffix in _DATA]
     split_of = {path: _split_in(str(PurePosixPath(path).relative_to(folder))) for path in data}
     splits = {split: [path for path in data if (split_of[path] or "train") == split] for split in _SPLITS}

@@ -67,7 +67,7 @@ language."""
 _LEAST_SHARE = 0.08
 """Minimum share of function words of one language among a text's words."""
 _TIMES_THE_OTHER = 2.0
-"""The function words of a text's own language must be at least this many times as frequent in the text as the function
+"""In each of the two texts, function words of its own language must be at least this many times as frequent as function
 words of the other text's language."""
 
 

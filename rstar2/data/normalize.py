@@ -42,7 +42,7 @@ _BOLD = re.compile(r"(?<![\w*)\]}])\*\*([^\s*][^*\n]*)\*\*(?![\w*(\[{])")
 """Matches bold text in Markdown, but not the power `2**3`."""
 _UNDERLINED = re.compile(r"_(?<![^\s(].)(_?)([A-Za-z][A-Za-z ]{0,80}[A-Za-z])\1_(?![\w{])")
 _SLANTED = re.compile(r"(?<![\w*)\]}])\*([A-Za-z][A-Za-z ]{1,80}[A-Za-z])\*(?![\w*(\[{])")
-"""Matches words between Markdown's stars, but not the product `2*x*3`."""
+"""Matches italic text in Markdown, such as `*words*`, but not the product `2*x*3`."""
 _QUOTED = re.compile(r"``((?:[^`']|'(?!')){1,200})''")
 _HYPHENATED = re.compile(r"(?<=[a-z])-\r?\n[ \t]*(?=[a-z])")
 """Matches the hyphen of a word that continues on the next line. A real hyphen at the end of a line matches too."""
@@ -69,7 +69,8 @@ _SIGNS = str.maketrans(
         **dict(zip("οΑΒΕΖΗΙΚΜΝΟΡΤΥΧ", "oABEZHIKMNOPTYX", strict=True)),
     }
 )
-"""Replaces signs by LaTeX commands, and Cyrillic and Greek letters by the Latin letters that look the same."""
+"""Translation table. It replaces mathematical symbols with LaTeX commands, and Cyrillic and Greek letters with the
+Latin letters that look the same."""
 _THOUSANDS = re.compile(r"[0-9](?<![\w.,(\[{].)[0-9]{0,2}(?:,[0-9]{3})+(?![\w,])")
 _TYPESET_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d{3}(?!\d))")
 
@@ -160,8 +161,7 @@ _SCRIPT = re.compile(r"([_^])\s*\{\s*(\w+|\\[A-Za-z]+|')\s*\}")
 _SCRIPT_DIGIT = re.compile(r"[_^]\d(?=[A-Za-z])")
 """Matches a superscript or subscript digit before a letter, as in x^2y."""
 _MAX_NESTING = 6
-"""Maximum depth of nested fractions and nested fonts. Fractions and fonts that are nested deeper stay as they are
-typed."""
+"""Maximum depth of nested fractions and nested fonts. Fractions and fonts that are nested deeper are left unchanged."""
 
 _LABEL = re.compile(
     r"[\s\[(*#]*(?:problem|example|exercise|question|task|puzzle|q|ex)(?![a-z])\.?\s*(?:n?o\.?\s*|#\s*)?\d[\d.]*[a-z]?"
@@ -189,7 +189,7 @@ _LOWER = bytes(range(256)).lower()
 
 
 def normalized(text: str) -> str:
-    """Returns the normal form of a text, which has one spelling for markup, signs and numbers."""
+    """Returns the normal form of a text. It has only one spelling of each markup, symbol and number."""
     text = plain_text(text)
     if "**" in text:
         text = text.replace("**", "^")

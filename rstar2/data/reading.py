@@ -107,7 +107,7 @@ class _Piece:
     """Consecutive rows of one file."""
 
     place: str
-    """The name of the file in messages."""
+    """The file's name, as messages show it."""
     first: int
     """Number of the piece's first row or line in the file, counted from 1."""
     rows: int
@@ -417,8 +417,8 @@ def _columns(name: str, source: Source, place: str, columns: list[str]) -> list[
     forms = " or ".join(", ".join(form) for form in source.columns)
     raise UserError(
         f"{name}: {place} has no column {', '.join(missing)}; it has {', '.join(columns) or 'none'}",
-        f"{name} needs the columns {forms}. If a column was renamed, rename it back. Or name the file in place of the "
-        "source, to use it as data of your own.",
+        f"{name} needs the columns {forms}. If a column was renamed, rename it back. To use the file as your "
+        "own data, name the file instead of the source.",
     )
 
 

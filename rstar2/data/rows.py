@@ -27,8 +27,8 @@ Conversations also have these columns:
 | `tools` | the JSON text of the list of the tools' schemas |
 | `answer_form` | whether SFT teaches the conversation in the form that RL rewards, see `rstar2.data.taught` |
 
-Conversations from a model's own rollouts also have the column `TOKENS`. The turns of conversations from a model's own
-rollouts are the unchanged text of the model, with the model's calls in the text.
+Conversations from a model's own rollouts also have the column `TOKENS`. Their turns contain the model's unchanged text,
+calls included.
 """
 
 from __future__ import annotations

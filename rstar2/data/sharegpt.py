@@ -58,7 +58,8 @@ def _tools(text: str) -> Tools:
 
 
 def _calls(value: Any) -> list[dict[str, Any]]:
-    """Returns the calls of a turn, which is an object with name and arguments or a list of such objects."""
+    """Returns the calls of a turn. `value` is an object with name and arguments, a list of such objects, or the JSON
+    text of one of them."""
     try:
         listed = parsed(value) if isinstance(value, str) else value
     except ValueError as error:

@@ -62,7 +62,7 @@ class Source:
     paper: str = ""
     """The part of the source that the paper uses, as text."""
     left_out: str = ""
-    """The part of a row's text that is left out on purpose, as text. The data card contains this text."""
+    """Describes the part of a row's text that is deliberately left out. The data card contains this description."""
     token_ids: bool = False
     """Whether the source's rows have the column `rstar2.data.rows.TOKENS`."""
     missing: str = ""
@@ -101,5 +101,5 @@ def _are_names(value: object) -> bool:
 
 
 def _listed(value: object) -> tuple[object, ...]:
-    """Returns the items of a tuple or list. Any other value becomes the only item."""
+    """Returns the items of a tuple or list. Returns a tuple with a single item for any other value."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)

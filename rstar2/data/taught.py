@@ -3,8 +3,8 @@ them.
 
 A conversation without a system text gets the format's system text only if its turns have the parts that this text asks
 for, such as a thought or an answer block. Otherwise, the model would learn to ignore the system text, which RL shows
-before every problem. Two kinds of rows are converted to the answer form, which is the form that RL rewards (see
-`rstar2.data.answer_form`): rows with `answer_form`, and rows from a model's own rollouts.
+before every problem. Two kinds of rows are converted to the answer form: rows with `answer_form`, and rows from a
+model's own rollouts. The answer form is the form that RL rewards (see `rstar2.data.answer_form`).
 
 The thought of a turn may be in the tags of any model or in `reasoning_content`. It is moved to the place that the
 format uses for thoughts.
@@ -107,8 +107,8 @@ def in_answer_form(
     Set `solves` if a model wrote the conversation to solve a problem. If `solves` is set, the last box in the reply is
     the answer.
 
-    Returns None if the conversation cannot be taught in the answer form, or if the format asks for no thought, answer
-    block or box.
+    Returns None if the conversation cannot be taught in the answer form. Also returns None if the format asks for none
+    of these parts: a thought, an answer block or a box.
     """
     plain = [plain_turn(message) for message in messages]
     if not texts.rewarded or (parts := questions(plain, solves)) is None:
@@ -218,9 +218,9 @@ def _with_allowed_calls(messages: list[Message], most: int | None) -> list[Messa
 
 
 def _following(messages: Sequence[Message], texts: FormatTexts) -> list[bool]:
-    """Returns for each turn whether it has the parts that the format's text before the first question asks for.
+    """Returns one value per turn: whether it has the parts that the format's text before the first question asks for.
 
-    Returns an empty list if no turn has rstar2's tags, or if the text before the first question asks for no parts.
+    The list is empty unless this text asks for a part and at least one turn has rstar2's tags.
     """
     turns = [message for message in messages if message["role"] == "assistant"]
     if not texts.opening or not any(_has_form(turn) for turn in turns):

@@ -20,8 +20,8 @@ from rstar2.errors import Failure
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FEW = 3
-"""Up to this many items are processed in this process, because starting other processes takes as long as processing
-these items."""
+"""If there are at most this many items, no other processes are started. Starting them takes as long as processing these
+items in this process."""
 # pyarrow imports pandas when it converts its first list.
 _PRELOADED = ["__main__", "rstar2.data.mixture.prepare", "pandas", "pyarrow.pandas_compat"]
 """Modules that the fork server imports once for all processes."""

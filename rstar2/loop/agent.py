@@ -54,7 +54,8 @@ class Limits:
     max_tokens: int = 8192
     """Maximum number of tokens after the prompt, tool output included."""
     max_bad_calls: int = 0
-    """The rollout ends after a turn if at least the last `max_bad_calls` calls have all failed. 0 means no limit."""
+    """The rollout ends after a turn if the last `max_bad_calls` calls of the rollout have all failed. Lost calls are
+    ignored. 0 means no limit."""
 
 
 def checked_calls(calls: Sequence[WrittenCall], fmt: Format) -> list[ToolCall | tuple[str, dict[str, Any]]]:
@@ -152,8 +153,7 @@ async def continue_rollout(
     on_tokens: OnTokens | None = None,
     on_call: OnCall | None = None,
 ) -> Trace:
-    """Continue a rollout from a trace made by `Trace.begun` or `Trace.beginning`. Apart from this beginning, the
-    function does the same as `rollout`.
+    """Does the same as `rollout`, but starts from a trace that `Trace.begun` or `Trace.beginning` made.
 
     The turns and tokens that the trace already has count towards the limits. The trace is changed in place: after a
     cancellation, the trace contains every finished turn.

@@ -101,8 +101,8 @@ OnTokens = Callable[[list[int]], None]
 """Called with new token ids while they are generated.
 
 During a turn, the function receives all `token_ids` of the turn's `Generation` exactly once and in order, the
-end-of-turn token included. If a turn is cancelled, there is no `Generation`, and only this function shows which tokens
-were generated.
+end-of-turn token included. A cancelled turn returns no `Generation`, so its tokens are known only from
+these calls.
 """
 
 

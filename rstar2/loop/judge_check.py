@@ -1,5 +1,5 @@
-"""Checks a judge before a run depends on it, by running programs with the same tools and access token as the model's
-calls.
+"""Checks a judge before a run depends on it. The check runs programs with the same tools and access token as the
+model's calls.
 
 A request to `/health` is not enough: it needs no access token and runs no program.
 """
@@ -105,7 +105,8 @@ async def judge_report(
     Raises:
         UserError: a tool of the format cannot be loaded.
         AccessRefused: the judge refuses the token.
-        JudgeError: the judge does not answer, or the test program does not print the number that it has to print.
+        JudgeError: the judge does not answer, or the test program does not print the
+            expected number.
     """
     if fmt is not None:
         fmt.load_tools()

@@ -80,15 +80,15 @@ class FailedTurn:
 
     @property
     def tries(self) -> int | None:
-        """Number of later turns with calls, up to and including the first of them without a failed call.
+        """Number of later turns with calls, up to and including the first one without a failed call.
 
-        The value is None if no later turn has calls that all succeeded.
+        The value is None if every later turn with calls has a failed call.
         """
         return self.later_failed.index(False) + 1 if self.repaired else None
 
     @property
     def repaired(self) -> bool:
-        """Whether a later turn has calls, none of which failed."""
+        """Whether at least one later turn has calls and no failed call."""
         return False in self.later_failed
 
 
@@ -110,8 +110,10 @@ class Turn(BaseModel, extra="forbid"):
     tagged: bool = True
     """Whether the turn uses rstar2's tags. False means that the turn uses the syntax of a model family."""
     unplaced: dict[PartKind, str] = Field(default_factory=dict)
-    """Content that the family's parser returned, but that does not occur in `text`, not even in pieces. The keys are
-    the kinds of parts."""
+    """Content that the family's parser returned and that `text` does not contain, neither whole nor in pieces.
+
+    The keys are the kinds of parts.
+    """
 
     @classmethod
     def read(cls, turn: ParsedTurn, start: int, end: int) -> Turn:
@@ -198,10 +200,10 @@ class Trace(BaseModel, extra="forbid"):
     paper_correct: bool | None = None
     """Whether the answer is correct under the paper's reading rule. The value is None before grading."""
     ballot: str | None = None
-    """The answer that the rollout votes for in maj@n, if that answer is not the text of `extracted`."""
+    """The answer that the rollout votes for in maj@n, if that answer differs from `extracted`."""
     scores: dict[str, list[float]] | None = None
-    """Scores of the benchmark besides the verdict, by name. A score may be several numbers, each of which counts once
-    in the mean of the score."""
+    """Scores of the benchmark besides the verdict, keyed by name. A score may be several numbers, each of which counts
+    once in the mean of the score."""
     counted_tokens: int | None = None
     """Number of tokens after the prompt, for a server that receives and returns only text.
 

@@ -40,10 +40,10 @@ class Inputs:
     benchmarks: Mapping[str, list[Problem]]
     """The problems of the benchmarks that `settings.against` names."""
     rates: Mapping[str, measured.Rates]
-    """The pass rates of each run that the settings name."""
+    """The measured pass rates, keyed by the evaluation run from the settings."""
     answer_fault: Callable[[str], str | None] | None = None
-    """Returns why the grader cannot accept any output for an answer, or None if it can. Other processes import this
-    function by name."""
+    """Returns the reason if the grader cannot read a gold answer, and None if it can. If the grader cannot read the
+    gold answer, it grades no output as correct. Other processes import this function by name."""
 
 
 def _unreadable(inputs: Inputs) -> RowFilter:

@@ -40,7 +40,10 @@ class AnswerFilter:
 
 @dataclass(frozen=True)
 class UnreadableFilter:
-    """Drops a row if the grader cannot accept any output for the row's answer. `fault` returns the reason."""
+    """Drops a row if the grader cannot read the row's answer, because no output could then be graded as correct.
+
+    `fault` returns the reason.
+    """
 
     fault: Callable[[str], str | None]
     columns: tuple[str, ...] = ("answer",)

@@ -65,7 +65,7 @@ _REFERS_TO_FIGURE = re.compile(
     re.IGNORECASE,
 )
 _LOTTERY = re.compile(r"\b(?:tickets?|lottery|raffles?|lots|prizes?)\b", re.IGNORECASE)
-"""Matches words that show that a 'drawing' belongs to a lottery and is not a figure."""
+"""Matches words which show that 'drawing' means the draw of a lottery, not a figure."""
 _FIGURE_STEMS = (
     *("figure", "fig.", "diagram", "illustrat", "pictur", "shown", "drawn", "drawing", "sketch", "depict"),
     *("image", "photo", "graph", "chart", "grid", "map", "scale"),
@@ -234,7 +234,7 @@ class Figures:
 def proof(text: str) -> str | None:
     """Returns the words with which a problem asks for a proof.
 
-    Returns None if the problem asks for something else too, or for no proof.
+    Returns None if the problem asks for no proof, or also asks for something else.
     """
     words = searched(text)
     if not _PROOF_WORD.search(words):

@@ -122,7 +122,7 @@ class ContainedFilter:
     """Drops a row if one of its texts contains at least the share `share` of a benchmark problem's shingles.
 
     For a problem with fewer than `SHORT` words there are two more conditions, because many unrelated texts contain the
-    few shingles of such a problem. The text must contain the problem's letters, digits and signs as one piece, and it
+    few shingles of such a problem. The text must contain the problem's letters, digits and signs without a gap. It
     must have at most `LONGER` times as many words as the problem.
     """
 

@@ -48,7 +48,7 @@ def rates_of_run(run: Path) -> Rates:
 
 @dataclass(frozen=True)
 class AgreementFilter:
-    """Drops a problem if too few samples of a strong model gave the label: less than the share `least`.
+    """Drops a problem if a strong model gave the label in less than the share `least` of its samples.
 
     Problems without a measurement are dropped too.
     """
@@ -75,7 +75,7 @@ class AgreementFilter:
 class PassRateFilter:
     """Drops problems whose measured pass rate is not between `least` and `most`.
 
-    Problems without a measured pass rate stay.
+    Problems without a measured pass rate are kept.
     """
 
     least: float

@@ -107,7 +107,7 @@ def _answers(batch: Any) -> list[str]:
 
 
 def must_be_equal(text: str, is_problem: bool) -> list[str]:
-    """Returns the parts that near duplicates must have in common: the numbers, and in problems also the operators."""
+    """Returns the numbers in a text, and for a problem also the operators. Near duplicates must have the same ones."""
     # For ASCII, the translation has the same result as the pattern, and is several times as fast.
     numbers = text.encode().translate(_DIGITS).decode().split() if text.isascii() else _NUMBER.findall(text)
     # Conversations use these characters for lists and tables.
@@ -128,14 +128,17 @@ def _shingled(text: str, size: int) -> list[str]:
 
 
 def _rows_of_a_band(similarity: float) -> int:
-    """Returns the largest number of hashes per band with which a pair of this similarity is missed with a probability
-    of at most `MAX_MISSED`."""
+    """Returns the number of hashes per band: the largest number up to `MAX_ROWS` with a low miss probability.
+
+    The miss probability is the probability that a pair of this similarity shares no band. It is low if it is at most
+    `MAX_MISSED`.
+    """
     fitting = (rows for rows in range(MAX_ROWS, 1, -1) if (1 - similarity**rows) ** BANDS <= MAX_MISSED)
     return next(fitting, 1)
 
 
 def near_duplicates(rows: Candidates, near: Near, scratch: Path) -> Iterator[Drop]:
-    """Yields each row that is a near duplicate of an earlier row which is not dropped.
+    """Yields each row that is a near duplicate of an earlier row, if the earlier row is kept.
 
     `scratch` is the path of a temporary file.
     """
@@ -208,8 +211,8 @@ def _verified(
             compared[number] = _Row(shingles, _equal_key(text, is_problem), answer)
     original_of: dict[int, tuple[int, float]] = {}
     leader_of: dict[int, int] = {}
-    """Dict from each row whose answer differs from that of an earlier similar row, to the earliest row with a similar
-    text."""
+    """Similar rows with unequal answers form a group. This dict maps each later row of a group to the group's first
+    row."""
     led: dict[int, list[int]] = {}
     for earlier, later in live[pairs].tolist():
         if later in original_of:

@@ -22,7 +22,7 @@ FIELDS: dict[Kind, tuple[PatternField, ...]] = {
     "problems": ("problem", "answer"),
     "conversations": ("system", "user", "assistant", "tool", "calls"),
 }
-"""The fields that a pattern can read, by the kind of rows."""
+"""Dict from each kind of rows to the fields that a pattern can search."""
 _DEFAULT: dict[Kind, tuple[PatternField, ...]] = {
     "problems": ("problem",),
     "conversations": ("user", "assistant"),

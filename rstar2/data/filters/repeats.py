@@ -13,8 +13,8 @@ from rstar2.eval.grader.grading import same_answer
 
 
 def duplicates(rows: Candidates) -> Iterator[Drop]:
-    """Yields each problem with the same words and signs as an earlier problem, and each conversation that equals an
-    earlier one."""
+    """Yields each problem whose words and signs equal those of an earlier problem, and each conversation that is
+    identical to an earlier one."""
     live = rows.live_numbers()
     _, first, group = np.unique(rows.keys("key")[live], return_index=True, return_inverse=True)
     originals = first[group]
@@ -45,8 +45,8 @@ def are_equal(answers: Iterable[str]) -> bool:
     r"""Whether the grader finds all answers equal, as for 42, 42.0 and 42\text{ cm}.
 
     Equality is not transitive for answers with words such as units: 42 equals both 42\text{ cm} and 42\text{ m},
-    although 42\text{ cm} and 42\text{ m} are unequal. Answers with the same words are therefore compared only with the
-    first answer that has these words, and all such first answers are compared with each other.
+    although 42\text{ cm} and 42\text{ m} are unequal. Answers are therefore grouped by their words. Each answer is
+    compared with the first answer of its group. The first answers of all groups are compared with each other.
     """
     by_words: dict[tuple[str, ...], str] = {}
     for answer in sorted(answers):

@@ -53,8 +53,8 @@ class Grams(Strict):
 
 class Agreement(Strict):
     by: str = "pass_rate"
-    """Where the share of samples that gave the label is read from: `pass_rate`, which is a column of the rows, or the
-    folder of an `rstar2 eval` or `rstar2 data agree` run over the rows."""
+    """Where to read the share of samples that gave the label. Either `pass_rate`, a column of the rows, or the folder
+    of an `rstar2 eval` or `rstar2 data agree` run over the rows."""
     least: float = Field(0.125, ge=0, le=1)
     """Minimum share of samples that must give the label. The default is 2 of 16."""
     sources: tuple[str, ...] | None = None
@@ -70,7 +70,7 @@ class Measured(Strict):
 
 class Figures(Strict):
     keep_drawn: bool = False
-    """Whether to keep problems that draw their figure in code, such as `[asy]`, which a model can read."""
+    """Whether to keep problems whose figure is drawn in code, such as `[asy]`. A model can read such code."""
 
 
 PatternField = Literal["problem", "answer", "system", "user", "assistant", "tool", "calls"]
@@ -102,10 +102,10 @@ class FilterSettings(Strict):
     """Settings of the filters `pass-rate` and `solved`."""
     figures: Figures = Figures()
     patterns: dict[str, Pattern] = Field(default_factory=dict)
-    """The user's filters, keyed by the names that `filters` uses for them."""
+    """The user's filters, keyed by name. `filters` lists them under the same names."""
 
     def unset_keys(self) -> set[str]:
-        """Returns the unset keys that a card leaves out. Cards of earlier versions do not have these keys."""
+        """Returns the unset keys. They are left out of cards, because cards of earlier versions do not have them."""
         unset = {"figures": self.figures == Figures(), "patterns": not self.patterns}
         return {key for key, is_unset in unset.items() if is_unset}
 

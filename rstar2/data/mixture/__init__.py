@@ -1,2 +1,1 @@
-"""Turns sources into a prepared set: a recipe in TOML says which rows are read, filtered, drawn and written with a data
-card."""
+"""Turns sources into a prepared set with a data card. A recipe in TOML says which rows are read, filtered and drawn."""

@@ -24,9 +24,9 @@ FORM_COLUMNS = {
     "marked": "conversations in the answer form",
     "rewarded_endings": "conversations that end with a boxed value",
     "turns": "turns",
-    "demanded_turns": "turns whose texts ask for a form",
+    "demanded_turns": "turns whose prompt asks for a form",
     "compliant_turns": "turns that have this form",
-    "mixed": "conversations in which only some turns have the format's form",
+    "mixed": "conversations in which only some turns have the form that the format asks for",
 }
 """The columns of the card's table about the answer form. The keys are names of counts in `AnswerForm.card`, and the
 values are the titles of the columns."""
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True)
 class DrawCounts:
-    """How many rows of a source the filters left, and how many of these rows were drawn."""
+    """How many rows of a source remain after the filters, and how many of these rows were drawn."""
 
     left: int
     taken: int
@@ -64,7 +64,7 @@ class Card:
     kind: Kind
     config: dict[str, Any]
     sources: dict[str, dict[str, Any]]
-    """The facts about each source, by name.
+    """The facts about each source, keyed by the source's name.
 
     The keys are `family`, `licence`, `paper`, `inputs`, `read`, `refused`, `dropped`, `left`, `taken`, `target`,
     `missing` (the number of rows by which the source falls short of the target) and `note`. `target` is None if all
@@ -219,7 +219,8 @@ def _version(place: Mapping[str, Any]) -> str:
 
 
 def _forms(card: Card) -> list[str]:
-    """Returns the section about the answer form: conversations and turns in this form, by source."""
+    """Returns the section about the answer form: for each source, the numbers of conversations and turns in this
+    form."""
     rows = [
         [name, percent(form["share"], 0), *(f"{form[key]:,}" for key in FORM_COLUMNS)]
         for name, each in card.sources.items()

@@ -34,7 +34,7 @@ class DroppedRows:
     file: Path
 
     def write(self, part: Path, drops: Iterable[tuple[int, Drop]]) -> None:
-        """Write (index of the filter, drop) pairs, which are sorted by row number, to the file `part`."""
+        """Write (index of the filter, drop) pairs to the file `part`. The pairs must be sorted by row number."""
         with pq.ParquetWriter(part, _SCHEMA, compression="zstd") as writer:
             for chunk in _chunks(drops):
                 writer.write_batch(chunk)
@@ -44,7 +44,7 @@ class DroppedRows:
         return numbers
 
     def count(self, rows: Candidates) -> Iterator[Step]:
-        """Yields for each filter the number of rows that it dropped, by source."""
+        """Yields for each filter the number of rows that it dropped, in total and per source."""
         table = pq.read_table(self.file, columns=["filter", "number"])
         which, numbers = table["filter"].to_numpy(), table["number"].to_numpy()
         for at, name in enumerate(self.filters):
@@ -83,7 +83,7 @@ class DroppedRows:
                 }
 
     def shared_grams(self) -> Counter[str]:
-        """Returns a dict from each detail of the filter `grams`, as JSON text, to the number of rows with this detail.
+        """Counts the dropped rows for each detail of the filter `grams`. The keys are the details as JSON texts.
 
         A detail contains the words that the rows share with a benchmark.
         """

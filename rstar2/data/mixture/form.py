@@ -1,4 +1,4 @@
-"""Chooses the conversations that SFT teaches in the answer form (the form that RL rewards), and counts them by
+"""Chooses the conversations that SFT teaches in the answer form (the form that RL rewards), and counts them per
 source."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class AnswerForm:
     in the format `rstar2`, before a model rewrites texts.
 
     Args:
-        shares: the share of conversations to mark, from 0 to 1, by source.
+        shares: dict from each source to the share of its conversations to mark, from 0 to 1.
         seed: the seed of the random choice.
     """
 
@@ -71,7 +71,7 @@ class AnswerForm:
         self._counts = dict.fromkeys(shares, FormCounts())
 
     def marks(self, rows: Candidates) -> Iterator[Any]:
-        """Yields the column of marks for each record batch with at least one row that is not dropped, in order."""
+        """Yields the column of marks of each record batch. Batches in which all rows are dropped are skipped."""
         for marked in mapped(
             _Marking(self._shares, self._seed, format_texts(default_format())), rows.groups()
         ):

@@ -1,4 +1,4 @@
-"""Inspects prepared data: counts by source, random rows, lengths in tokens, and the differences of two sets."""
+"""Inspects prepared data: counts per source, random rows, lengths in tokens, and the differences between two sets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKENS_OF = Callable[[list[dict[str, Any]]], list[int]]
 LIMITS: dict[Kind, int] = {"problems": 2048, "conversations": 16384}
 """The recipe's limits in tokens, for a prompt in RL and for a conversation in SFT."""
 _COUNTED = 20_000
-"""Maximum number of rows whose tokens or forms are counted. In a larger set, only every n-th row is counted."""
+"""Tokens and forms are counted in at most this many rows. In a larger set, only every n-th row is counted."""
 _BATCH = 1000
 
 
@@ -98,9 +98,9 @@ def by_source(prepared: Prepared) -> dict[str, int]:
 
 
 def form_by_source(prepared: Prepared, texts: FormatTexts) -> dict[str, dict[str, int]]:
-    """Returns the counts of `FormCounts` in a format, and the number of `marked` rows, by source.
+    """Returns, for each source, the counts of `FormCounts` in a format and the number of `marked` rows.
 
-    In a large set only some rows are counted, namely the same rows as in `count_tokens`.
+    In a large set, only every n-th row is counted, as in `count_tokens`.
     """
     counts: dict[str, FormCounts] = {}
     marked: Counter[str] = Counter()
@@ -111,20 +111,20 @@ def form_by_source(prepared: Prepared, texts: FormatTexts) -> dict[str, dict[str
 
 
 def _step(prepared: Prepared) -> int:
-    """Returns the number n for which every n-th row of the prepared set is counted."""
+    """Returns the sampling interval n: every n-th row of the prepared set is counted."""
     return -(-prepared.rows // _COUNTED)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two sets. Rows of the two sets are matched by their ids."""
+    """The differences between two sets. Rows of the two sets are matched by their ids."""
 
     only_first: Counter[str]
-    """Number of rows that only the first set has, by source."""
+    """Number of rows per source that only the first set has."""
     only_second: Counter[str]
-    """Number of rows that only the second set has, by source."""
+    """Number of rows per source that only the second set has."""
     changed: Counter[str]
-    """Number of rows with the same id but different contents in the two sets, by source."""
+    """Number of rows per source with the same id but different contents in the two sets."""
     same: int
     examples: dict[str, list[str]]
     """A few ids of each kind of difference."""

@@ -309,8 +309,10 @@ class _Preparation:
             yield from drops
 
     def _rewrite(self, rows: Candidates) -> tuple[dict[str, Texts], dict[str, Rewritten]]:
-        """Let a model rewrite the remaining rows of some sources. Returns the new texts and the numbers of rewritten
-        rows, by source."""
+        """Let a model rewrite the remaining rows of some sources.
+
+        Returns two dicts, keyed by source: the new texts, and the numbers of rewritten rows.
+        """
         texts, rewritten = {}, {}
         settings, retries = self._plan.recipe.rewrite, RetryPolicy(WAIT_S)
         rewriter = Rewriter(self._plan.rewriter, settings, retries)
@@ -424,8 +426,10 @@ class _RowPass:
     """The column that a filter reads if its `columns` contain `text`."""
 
     def __call__(self, group: Group) -> tuple[int, list[tuple[int, Drop]]]:
-        """Returns the number of judged rows, and an (index of the filter, drop) pair for each dropped row, sorted by
-        row number."""
+        """Returns the number of judged rows, and an (index of the filter, drop) pair for each dropped row.
+
+        The pairs are sorted by row number.
+        """
         columns = {self.text if name == "text" else name for judge in self.judges for name in judge.columns}
         numbers, batch = group.read(sorted(columns))
         row_count = batch.num_rows

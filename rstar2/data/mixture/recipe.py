@@ -52,13 +52,13 @@ class SourceSettings(Strict):
     """Settings of one source in a mixture."""
 
     count: int | None = Field(None, ge=1)
-    """The number of rows to draw at random from the rows that the filters leave.
+    """The number of rows to draw at random from the rows that remain after the filters.
 
-    If fewer rows are left, all rows that are left are taken, and the data card says so. If None, all rows are taken.
+    If fewer rows remain, all of them are taken, and the data card says so. If None, all rows are taken.
     """
     minimum: int | None = Field(None, ge=1)
-    """The minimum number of rows that the filters must leave. The minimum must not be greater than `count`. If fewer
-    rows are left, the preparation fails. If None, the source has no minimum."""
+    """The minimum number of rows that must remain after the filters. The minimum must not be greater than `count`. If
+    fewer rows remain, the preparation fails. If None, the source has no minimum."""
     answer_form: float | None = Field(None, ge=0, le=1)
     """The share of conversations that SFT teaches in the answer form (the form that RL rewards). If None, the share of
     the mixture is used."""
@@ -92,7 +92,7 @@ class MixtureRecipe(FilterSettings):
         return super().unset_keys() | ({"answer_form"} if self.answer_form is None else set())
 
     def answer_shares(self) -> dict[str, float]:
-        """Returns the share of conversations that SFT teaches in the answer form, by source."""
+        """Returns a dict from each source to the share of its conversations that SFT teaches in the answer form."""
         shared = self.answer_form or 0.0
         return {
             name: shared if each.answer_form is None else each.answer_form
@@ -129,7 +129,7 @@ class MixturePlan:
 
 
 def mixtures() -> dict[str, Path]:
-    """Returns the files of the shipped mixtures, by name."""
+    """Returns the files of the shipped mixtures, keyed by the mixture's name."""
     return {file.stem: file for file in sorted((recipes_folder() / "data").glob("*.toml"))}
 
 
@@ -162,8 +162,8 @@ def plan_mixture(
     Args:
         request: the mixture that the user wants.
         offline: leave out benchmarks on the hub, because the plan is only printed.
-        answer_fault: see `Inputs`. If `answer_fault` is set, the preparation also drops problems for which the grader
-            cannot accept any output.
+        answer_fault: see `Inputs`. If `answer_fault` is set, the preparation also drops problems whose answer the
+            grader cannot read.
 
     Raises:
         UserError: a name or key is unknown, a file cannot be read, the sources have different kinds of rows, or a
@@ -218,7 +218,7 @@ def _benchmark(name: str, files: tuple[Path, ...]) -> list[Problem]:
 
 
 def _values(requested: list[str]) -> tuple[dict[str, Any], str, dict[str, Path], list[Path]]:
-    """Returns the recipe's values, its name, the user's files by source, and the folders of user modules."""
+    """Returns the recipe's values, its name, the user's files (keyed by source), and the folders of user modules."""
     shipped = mixtures()
     if len(requested) == 1 and (requested[0] in shipped or requested[0].endswith(".toml")):
         path = shipped.get(requested[0], Path(requested[0]))
@@ -265,7 +265,7 @@ def _values(requested: list[str]) -> tuple[dict[str, Any], str, dict[str, Path],
 def _name_of(source: str) -> str:
     """Returns the name that a source has in a mixture. `source` is a name, a file, or `module:object`.
 
-    The name of a file contains no dots, because dots separate the parts of a setting's key.
+    Dots in a file's name become hyphens, because dots separate the parts of a setting's key.
     """
     if is_reference(source):
         return source_name(source)
@@ -296,7 +296,7 @@ def _files_by_name(
         if name in user_files or (name in recipe.against and name not in BENCHMARKS):
             place = "as the source" if name in user_files else "in --against"
             raise UserError(
-                f"--from {each}: {name} already names a file", f"To use another file, name that file {place}."
+                f"--from {each}: {name} already names a file", f"To use another file, pass it {place}."
             )
         files[name] = (*files.get(name, ()), Path(path))
     return files
@@ -326,7 +326,7 @@ def _origin(
 
 
 def _one_kind(names: Mapping[Kind, str]) -> Kind:
-    """Returns the kind of rows that all sources have. `names` contains the name of one source for each kind.
+    """Returns the kind of rows that all sources have. `names` is a dict from each kind to the name of one source.
 
     Raises UserError if there are two kinds.
     """

@@ -95,8 +95,8 @@ class Rewrite(Strict):
     longest: float = Field(3.0, gt=0)
     """A text is rejected if its length in characters is more than this multiple of the old text's length."""
     accepted: float = Field(0.1, ge=0, le=1)
-    """Minimum share of accepted texts. The preparation stops if the first 50 texts of a source do not reach this
-    share."""
+    """Minimum share of accepted texts. The preparation stops if the share among the first 50 texts of a source is
+    lower."""
 
     @model_serializer(mode="wrap")
     def _without_unset_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -14,6 +14,6 @@ from rstar2.data.source import Source
 
 @cache
 def sources() -> dict[str, Source]:
-    """Returns all shipped sources by name, in alphabetical order."""
+    """Returns a dict from name to source of all shipped sources, in alphabetical order."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     return {name.replace("_", "-"): importlib.import_module(f"{__name__}.{name}").SOURCE for name in names}

@@ -61,7 +61,7 @@ def _system(text: str) -> list[Message]:
 SOURCE = Source(
     kind="conversations",
     family="chat",
-    licence="by row, in its column license",
+    licence="per row, in the column license",
     columns=(("input", "output", "reasoning"),),
     more=("category", "license", "system_prompt"),
     read=_read,
@@ -71,5 +71,5 @@ SOURCE = Source(
     hub=(HubSet("nvidia/Llama-Nemotron-Post-Training-Dataset", "SFT", "chat"),),
     left_out="'detailed thinking off' in system texts, and empty thoughts such as <think></think>",
     rewritten="prompts",
-    paper="27K, the prompts rewritten with o4-mini",
+    paper="27K, with prompts that o4-mini rewrote",
 )

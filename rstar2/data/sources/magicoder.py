@@ -103,7 +103,7 @@ def _blocks(text: str) -> Iterator[_Block]:
 
 
 def _closes(line: str, fence: str) -> bool:
-    """Whether a line closes a block: it has only the characters of the fence, and at least as many as the fence."""
+    """Whether a line closes a block. It does if it consists of the fence's character and is at least as long."""
     return len(line) >= len(fence) and not line.strip(fence[0])
 
 
@@ -139,7 +139,7 @@ def _reads_input(tree: ast.Module, scopes: symtable.SymbolTable) -> str:
 
 
 def _reading(node: ast.expr, origins: dict[str, str], uses_builtin: bool) -> str:
-    """Returns the reader of standard input that an expression names or calls.
+    """Returns the reader of standard input that an expression names or calls, such as `sys.stdin` or `input()`.
 
     Returns an empty text if the expression names and calls no reader of standard input.
     """
@@ -159,7 +159,7 @@ def _reading(node: ast.expr, origins: dict[str, str], uses_builtin: bool) -> str
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
-    """Returns a dict from each name that the program uses to the full name of the imported object."""
+    """Returns a dict. The keys are the imported names in the program, and the values are the objects' full names."""
     origins: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -8,7 +8,7 @@ from rstar2.data.rows import Refused, problem_row, text_of
 from rstar2.data.source import HubSet, Row, Source
 
 _NO_LABEL = {"no_answer_extracted": "no answer extracted", "converted_proof": "converted proof"}
-"""Problem types for which no person wrote an answer. Rows of these types are refused, and the value is the reason."""
+"""Problem types without an answer that a person wrote. Each value is the reason why rows of this type are refused."""
 
 _NOT_MEASURED = ("", "n/a", "none")
 
@@ -43,5 +43,5 @@ SOURCE = Source(
     download="about 1 GB of the set's 49.6 GB, estimated",
     disk="about 1 GB",
     hub=(HubSet("nvidia/OpenMathReasoning", "default", "cot"),),
-    paper="93K integer answers, kept where Qwen3-32B agrees at least 2 of 16 times",
+    paper="93K integer answers; those that Qwen3-32B gave in at least 2 of 16 samples were kept",
 )

@@ -30,5 +30,5 @@ SOURCE = Source(
     rows="29,980",
     hub=(HubSet("allenai/tulu-3-sft-personas-instruction-following", None, "train"),),
     rewritten="answers",
-    paper="30K, the answers rewritten with o4-mini",
+    paper="30K, with answers that o4-mini rewrote",
 )

@@ -45,7 +45,7 @@ _QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_
 _NEMOTRON = ("nemotron_h",)
 _LAGUNA = (("laguna",), "poolside_v1", "poolside_v1")
 PROMPT_DATE = datetime.date(2024, 7, 26)
-"""The date in those prompts that contain a date. The date is fixed, so that prompts do not change from day to day.
+"""The date for prompts that contain a date. The date is fixed, so that prompts do not change from day to day.
 
 The date is the default of Llama's chat template.
 """
@@ -81,7 +81,7 @@ FAMILIES: dict[str, Family] = {
     "laguna-xs-2.1": Family(*_LAGUNA),
     "laguna-s-2.1": Family(*_LAGUNA),
 }
-"""The supported families by name.
+"""The supported families, keyed by name.
 
 Two kinds of families of the library are left out: families that differ from another family only in images, and families
 whose tokenizer is code that comes with the model.

@@ -65,8 +65,7 @@ class Format(Strict):
     """Maximum number of calls that run in a turn. Further calls of the turn are ignored. If the value is None, all
     calls run, concurrently."""
     closed_calls_only: bool = False
-    """Whether the model's text is read as a call only if it ends with `</tool_call>`. If False, the end of the turn
-    also closes a call."""
+    """Whether each call must end with `</tool_call>`. If False, the end of the turn also ends a call."""
     missing_texts_are_empty: bool = False
     """Whether a missing argument of type string counts as an empty string, as in the authors' released code.
 
@@ -128,7 +127,7 @@ class Format(Strict):
         return [_implementation(name, self.tool_objects.get(name)) for name in self.tool_names]
 
     def with_tool(self, named: str) -> Format:
-        """Returns this format with one tool in place of its tools.
+        """Returns a copy of this format whose only tool is the tool `named`.
 
         `named` is the name of a tool that rstar2 ships, or the `module:object` of a user's tool.
         """
@@ -154,7 +153,7 @@ def read_format(named: str, own_template: str | None = None) -> Format:
     """Read a format.
 
     In a file, `template` may be the name of a .jinja file, and `tools` may be the name of a .json file or a list of
-    tool names. The .jinja file and the .json file are searched beside the format's file.
+    tool names. These files are looked up in the folder of the format's file.
 
     Args:
         named: the name of a format that rstar2 ships, the name of a model family, or a .toml or .json file.

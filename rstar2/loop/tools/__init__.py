@@ -19,7 +19,7 @@ from rstar2.plugins import load
 
 @functools.cache
 def shipped_tools() -> dict[str, Tool[..., Any]]:
-    """Returns the tools that rstar2 ships, by name."""
+    """Returns the tools that rstar2 ships, keyed by name."""
     names = [module.name for module in pkgutil.iter_modules(__path__)]
     return {name: getattr(import_module(f"{__name__}.{name}"), name) for name in names}
 

@@ -12,7 +12,7 @@ text."""
 _CONTROL = re.compile(r"[_|]|think|reason|answer|tool|call", re.IGNORECASE)
 """Matches a part of the markup that controls a conversation.
 
-The pattern does not match names of HTML elements, which are ordinary text, although Gemma has tokens for them.
+The pattern does not match names of HTML elements. Gemma has tokens for them, but they are ordinary text.
 """
 
 _TURN_TOKEN = (
@@ -28,8 +28,8 @@ _CONTROL_IN_TEXT = re.compile(
 )
 """Pattern for the start of tags and control tokens, in all formats and families."""
 _STRUCK_OUT = re.compile(r"<s>(?:(?!</?s>).)*</s>", re.DOTALL)
-"""Pattern for struck-out text in HTML. The tags of struck-out text look like the tokens `<s>` and `</s>` at the ends of
-a text."""
+"""Pattern for struck-out text in HTML. Its tags look like the tokens `<s>` and `</s>`, which mark the start and the
+end of a text."""
 _AT_AN_END = re.compile(r"\A\s*</?s>|</?s>\s*\Z")
 
 

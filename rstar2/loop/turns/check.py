@@ -56,7 +56,8 @@ def check_round_trip(codec: ChatCodec) -> None:
             if bridge != after:
                 raise _fault(
                     codec,
-                    "the tokens between a tool call and the next turn differ from those in the whole conversation",
+                    "the tokens between a tool call and the next turn differ from the same tokens of the whole "
+                    "conversation",
                 )
     if calls and codec.format.template_tools is not None:
         _check_template(codec, calls[:1])

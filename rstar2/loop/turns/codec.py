@@ -171,7 +171,7 @@ class ChatCodec(ABC):
     def written_by_template(self, calls: list[Message]) -> str | None:
         """Returns the calls as the chat template writes them.
 
-        Returns None if the codec itself writes calls, and not the template.
+        Returns None if the codec, not the template, writes calls.
         """
         return None
 

@@ -238,7 +238,7 @@ class FamilyCodec(ChatCodec):
         return tags.opens_thought(self._text(self.prompt([_QUESTION], [])))
 
     def _empty_thought(self, ids: list[int], mask: list[int], start: int) -> None:
-        """Remove `_SOME_THOUGHT` from the turn that begins at `start`. The markup that ends the thought stays."""
+        """Remove `_SOME_THOUGHT` from the turn that begins at `start`. The markup that ends the thought is kept."""
         end = start
         while not (text := self._text(ids[start:end])).startswith(_SOME_THOUGHT):
             end += 1
@@ -428,7 +428,7 @@ class _FamilyStream:
 
 
 def family_of(tokenizer: Any, template: str, model_types: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
-    """Find the family, and its options, that writes turns exactly as a model's own chat template does.
+    """Find the family and the options that write the same turns as a model's own chat template.
 
     Only families with one of the model's `model_types` are tried. Returns None if none of these families matches.
 

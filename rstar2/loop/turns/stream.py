@@ -116,9 +116,9 @@ def code_of(body: str) -> str:
 class TagSplitter:
     """Splits the text of a turn at its tags, and leaves the tags out. The text may arrive in parts of any size.
 
-    Text without a JSON object between `<tool_call>` and `</tool_call>` may be a mere mention of the tags. Whether the
-    tags are only mentioned is known only at the end of the turn (see `rstar2.loop.turns.tags`). The splitter therefore
-    returns text without a JSON object as ordinary text, tags included.
+    If no JSON object stands between `<tool_call>` and `</tool_call>`, the turn may only mention the tags. Whether it
+    does is known only at the end of the turn (see `rstar2.loop.turns.tags`). The splitter therefore returns text
+    without a JSON object as ordinary text, tags included.
 
     If `thinking` is set, every turn begins inside a thought, because the format's generation prompt opens a thought.
     """

@@ -4,8 +4,8 @@ A call is `<tool_call>…</tool_call>`. A `<tool_call>` without its end tag is a
 it, as in a turn that ended too early. A `<tool_call>` without an end tag and without a JSON object after it is only a
 mention of the tag.
 
-The rule for calls has one exception. If a turn has an answer block, and no `<tool_call>` pair in the turn contains the
-start of a JSON object, all of the pairs are only mentions of the tags.
+The rule for calls has one exception. It applies to a turn with an answer block if none of the turn's `<tool_call>`
+pairs contains the start of a JSON object. All of these pairs are then only mentions of the tags.
 
 A stream shows a turn before the end of the turn is known. The stream therefore decides with `begins_object`, and shows
 text that is not a JSON object as text.
@@ -55,8 +55,8 @@ _LOST_START = re.compile(
 )
 """Matches the end tag of a thought that has no start tag.
 
-The pattern does not match a tag between spaces, quotes or punctuation, because prose puts a tag that it mentions
-between such characters.
+The pattern does not match a tag between spaces, quotes or punctuation, because a tag that prose only mentions usually
+stands between such characters.
 """
 _NAMED_TAG = re.compile(rf"<(?P<end>/?)(?P<name>{_THOUGHT_NAMES}|answer)>")
 _WHERE_TO_WRITE = re.compile(
@@ -240,7 +240,7 @@ def requested_tags(text: str) -> set[str]:
 
 
 def body(call: str) -> str:
-    """Returns the text of a call between its tags."""
+    """Returns the text between the tags of a call."""
     start, end = inside_call(call)
     return call[start:end].strip()
 

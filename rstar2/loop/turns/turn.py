@@ -43,8 +43,10 @@ class ParsedTurn:
     """Whether the turn uses the tags of `rstar2.loop.turns.tags`. False means that the turn uses the syntax of a model
     family."""
     unplaced: Mapping[PartKind, str] = field(default_factory=dict)
-    """Content that the parser returned, but that does not occur in the text, not even in pieces. The keys are the kinds
-    of parts."""
+    """Content that the parser returned and that the text does not contain, neither whole nor in pieces.
+
+    The keys are the kinds of parts.
+    """
 
     @property
     def thought(self) -> str:

@@ -18,7 +18,7 @@ _SET_BY_TRANSFORMERS = {
 
 
 class _Generation(Extension):
-    """Replaces the block `generation`, which Transformers adds to Jinja's syntax, by the block's contents."""
+    """Replaces a block `generation` by its contents. Transformers adds this block to Jinja's syntax."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
