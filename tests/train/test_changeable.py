@@ -145,5 +145,5 @@ def test_what_decides_what_is_learned_may_not(
 def test_what_may_change_are_keys_that_there_are_and_the_docs_name_each() -> None:
     assert not MAY_CHANGE - keys(StageRecipe) - keys(SftRecipe)
     page = (Path(__file__).parents[2] / "docs" / "resuming.md").read_text()
-    section = page.split("\n## What may change between two starts\n")[1].split("\n## ")[0]
+    section = page.split("\n## What may change when a run is resumed\n")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `([\w.]+)` \|", section, re.MULTILINE)) == MAY_CHANGE
