@@ -131,8 +131,8 @@ def measure(rounds: int, seconds: float, workers: int, tier: str) -> dict[str, d
     """Measure each program.
 
     Returns:
-        A dict from program to its median rates per second over the rounds, the median of their ratios, and the p50 and
-        p99 of all the sandbox's latencies in milliseconds.
+        A dict from each program to its results. These are the median rates per second over the rounds, the median of
+        the rounds' ratios, and the p50 and p99 of the sandbox's latencies in milliseconds.
     """
     with tempfile.TemporaryDirectory() as root:
         teams = {kind: _team(kind, workers, root, tier) for kind in _KINDS}

@@ -125,7 +125,8 @@ class Outcome:
     update_s: float
     longest_step_s: float
     staleness: float
-    """Mean number of steps between the weights that began a selected rollout and the weights that are trained on it."""
+    """Mean staleness of the selected rollouts: the steps from the weights that began a rollout to the weights it
+    updates."""
     off_policy_tokens: float
     stale_groups: float
     """Groups dropped as too old, in all steps together."""

@@ -216,8 +216,8 @@ async def step(loop: RStarAgentLoop, engines: Engines, memory: Memory) -> tuple[
     """Run a step.
 
     Returns:
-        All rollouts, the number of rollouts that RoC selects from groups with a gradient, and the seconds that the
-        selections took.
+        All rollouts; the number of rollouts that RoC selects, not counting groups without a gradient; and the seconds
+        that the selections took.
     """
     sizes = engines.sizes
     roc = Selection(SelectSettings(name="roc"))

@@ -102,7 +102,8 @@ FUNCTIONS: tuple[tuple[str, str, dict[str, tuple[int, int]], str, str], ...] = (
         "You turn {value}.",
     ),
 )
-"""Functions of the rows: name, question, ranges of the arguments, expression of the result, and reply."""
+"""Functions for the generated rows. Each has a name, a question, the ranges of its arguments, an expression for its
+result, and a reply."""
 TOPICS = (
     "a garden",
     "a lighthouse",

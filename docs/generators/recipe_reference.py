@@ -58,8 +58,8 @@ STATED = {
     "optim.state": "– / – / fresh",
     "solved_by": "– / – / samples",
 }
-"""The values to print as the paper's, for keys that the recipes do not set and for keys without a value in the paper
-(`–`)."""
+"""Entries of the column `paper` that are not read from the recipes, keyed by recipe key. The entry `–` means that the
+paper states no value."""
 
 
 def reference() -> str:
@@ -88,7 +88,7 @@ def _tables(
     leave_out: set[str] | None = None,
     owner: str = "",
 ) -> Iterator[str]:
-    """Yield a table of a model's own keys, then one for each nested table, whose headings name the `owner`."""
+    """Yield a table of a model's own keys, then a table for each nested model. `owner` is appended to each heading."""
     described = _described(model)
     rows, inner = [], []
     for name, field in model.model_fields.items():

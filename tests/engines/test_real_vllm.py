@@ -249,7 +249,8 @@ async def test_greedy_log_probabilities_of_both_engines_are_those_of_a_forward_p
 
 @pytest.mark.parametrize("handed_over", [True, False])
 def test_plain_requests_to_a_taught_model_end_at_the_end_of_a_turn(tmp_path: Path, handed_over: bool) -> None:
-    """If the files of a folder name the base model's EOS token, `serve` needs options that name the format."""
+    """`serve` needs options that name the format if the model folder names the base model's EOS token, not the
+    format's."""
     taught = overfitted_model(tmp_path / "model")
     words = ["--format", "demo", "--force-format"]
     if handed_over:
@@ -293,7 +294,7 @@ print(vars(make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:]))["
 
 
 def test_every_flag_for_gpus_is_one_of_vllms_own(tmp_path: Path) -> None:
-    """The parser of the installed vLLM reads the arguments for a layout on GPUs."""
+    """The installed vLLM's own argument parser accepts the arguments for a layout on GPUs."""
     python = os.environ["RSTAR2_VLLM_PYTHON"]
     vllm = find_vllm(python)
     assert vllm is not None

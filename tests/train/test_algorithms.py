@@ -164,7 +164,8 @@ def test_a_step_down_the_loss_makes_right_rollouts_likelier_and_wrong_ones_less_
 @needs("verl")
 @pytest.mark.parametrize("name", get_args(CorrectionName))
 def test_a_correction_does_to_ratios_what_its_name_says(name: CorrectionName, tmp_path: Path) -> None:
-    """VERL's own weights and mask, for rollouts of four tokens with ratios of the trainer's to the engine's."""
+    """VERL computes the weights and the mask of rollouts with four tokens each. A ratio is the trainer's probability of
+    a token, divided by the engine's."""
     import torch
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 

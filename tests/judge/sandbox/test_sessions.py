@@ -78,8 +78,8 @@ def test_a_cell_over_its_time_is_interrupted_and_its_state_kept(
 
 
 class LateClock:
-    """The clock of a worker that is paused after it sends a cell, and that continues long after the cell's answer
-    arrived."""
+    """A clock that jumps ahead after the worker has sent a cell, as if the worker were paused until long after the
+    answer arrived."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -605,8 +605,8 @@ def _cells_that_compute(sandbox: Sandbox, timeout_s: float) -> tuple[bool, list[
     """Run three endless cells and one short cell of four sessions at the same time.
 
     Returns:
-        Whether each session was once the only one that was not paused. The results of the endless cells. The result of
-        the short cell. The wall time in seconds.
+        Whether every session was, at some time, the only one that was not paused (SIGSTOP). The results of the endless
+        cells. The result of the short cell. The wall time in seconds.
     """
     before = programs(os.getpid())
     sessions = [sandbox.open_session(kind="bare") for _ in range(4)]

@@ -380,7 +380,8 @@ local now = tonumber(redis.call('TIME')[1])
 redis.call('HSET', KEYS[1], ARGV[2], cjson.encode({tier = ARGV[3], till = now + tonumber(ARGV[4])}))
 return ''
 """
-"""What the script of version 0.1.0 writes when a judge requires a tier and no worker is weaker."""
+"""The writes of the script with which a judge of version 0.1.0 requires a tier. The script writes only if no worker has
+a weaker tier."""
 
 
 @pytest.mark.parametrize("isolation", ["strict", "landlock", "none"])

@@ -239,6 +239,6 @@ def _unlike(result: RunResult, pattern: str) -> str:
 
 
 def not_in_landlock(case: Case) -> str:
-    """Return the documented limit of the landlock tier because of which a case cannot succeed, or an empty string."""
+    """Return the documented limitation of the landlock tier that keeps a case from succeeding, or an empty string."""
     must_succeed = case.expect["status_any"] == ["ok"]
     return "Programs cannot start processes" if must_succeed and _STARTS_PROCESSES.search(case.code) else ""
