@@ -15,7 +15,7 @@ The kinds of differences:
 - Small shifts: rates from Beta(1/2, 1/2), as on AIME, where most problems are nearly always or nearly never solved. The
   second model's log-odds are higher by a constant plus noise. The noise differs between problems, and its standard
   deviation is half of the constant.
-- Rare flips: every problem is always or never solved, and a few problems change from one to the other. The number of
+- Rare flips: every problem is always or never solved, and a few problems differ between the two models. The number of
   samples then makes no difference.
 - Hidden flips: half of the problems have rates from Beta(1/2, 1/2) that do not change. The first model never solves the
   other half. The second model always solves a few of these.
@@ -324,7 +324,8 @@ def print_single_runs(rng: np.random.Generator, repetitions: int) -> None:
 
 
 def print_worst_single() -> None:
-    """Print the exact lowest coverage for one run whose problems are always or never solved, over all rates."""
+    """Print the lowest coverage over all rates, computed exactly, for one run whose problems are always or never
+    solved."""
     print("\nOne run of decided problems, exactly: least coverage %\n")
     print("| problems | coverage | solved by expectation |\n|---|---|---|")
     for problems in PROBLEMS:

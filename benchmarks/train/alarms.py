@@ -10,8 +10,8 @@ the folders. The file ARM.json has the metrics of every step. A run of 24 steps 
 three seeds take about an hour.
 
 A run counts as collapsed if the mean pass rate of its last SPAN steps is at least FALL below the best mean of SPAN
-steps. The collapse is the first step from which on the mean stays that low. No alarm is part of this definition. The
-pass rate always comes from the grader, even if the reward is another function.
+steps. The step of the collapse is the first one at which the mean is that low and from then on stays that low. No alarm
+is part of this definition. The pass rate always comes from the grader, even if the reward is another function.
 
 Prints two tables: the pass rates, collapse and first alarm of each arm, and the recall, false alarms and lead of each
 alarm.

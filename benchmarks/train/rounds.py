@@ -98,7 +98,7 @@ class Effect:
     of_wrong: float
     """Mean advantage of a wrong rollout that is trained on, over groups with a gradient."""
     candidates: float
-    """Mean ratio of correct rollouts to correct rollouts that RoC selects, over groups with a gradient."""
+    """Mean ratio of all correct rollouts to the correct rollouts that RoC selects, over groups with a gradient."""
 
 
 def effect(pass_rate: float, rounds: Rounds, keep: int) -> Effect:

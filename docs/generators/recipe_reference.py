@@ -1,4 +1,4 @@
-"""Writes docs/reference/recipe.md, the reference of recipe keys, from the models that check the recipes.
+"""Writes docs/reference/recipe.md, the reference of recipe keys, from the pydantic models of recipes.
 
 Run `python docs/generators/recipe_reference.py` after you change a key, its description or a shipped recipe.
 `make docs` runs it too, and tests/docs/test_docs.py fails if the committed page is out of date.
@@ -29,7 +29,7 @@ PAGE = Path(__file__).resolve().parents[1] / "reference" / "recipe.md"
 HEAD = """\
 # Recipe keys
 
-This page is written by `docs/generators/recipe_reference.py` from the models that check the recipes; do not edit it.
+This page is written by `docs/generators/recipe_reference.py` from the pydantic models of recipes; do not edit it.
 A recipe is a TOML file, such as those in `recipes/`. `--set KEY=VALUE` changes a key for one run, and
 `--set KEY=null` unsets an optional key that the recipe sets.
 The last column has the paper's values: those of stages 1, 2 and 3 if they differ, – if the paper states none.
@@ -142,7 +142,7 @@ def _algorithm_tables() -> Iterator[str]:
 
 
 def _described(model: type[BaseModel]) -> dict[str, str]:
-    """Return the docstring below each field of a model."""
+    """Return a dict from each field of a pydantic model to the docstring below it."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(tree, ast.ClassDef)
     descriptions = {}

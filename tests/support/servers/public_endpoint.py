@@ -1,4 +1,5 @@
-"""A stand-in for public OpenAI-compatible endpoints. It has their rate limits, rejections, limits and odd answers.
+"""A stand-in for public OpenAI-compatible endpoints. It has their rate limits, context limits, rejected fields and odd
+answers.
 
 By default the stand-in answers every request with `ANSWER`. Its attributes change that.
 """
