@@ -39,7 +39,7 @@ STAGES = ("stage1", "stage2", "stage3")
 
 
 class LosingProxy:
-    """A proxy that forwards requests to a judge, and replaces a share of its results by the outcome `lost`."""
+    """A proxy that forwards requests to a judge, and replaces a share of its results with the outcome `lost`."""
 
     def __init__(self, judge: str, token: str | None, share: float) -> None:
         self._judge, self._share = judge, share

@@ -101,7 +101,7 @@ def two_standard_errors(runs: Runs) -> tuple[Floats, Floats]:
 
 
 def evalstats(runs: Runs) -> tuple[Floats, Floats]:
-    """Bonett and Price's interval, as evalstats 0.3.3 computes it for right and wrong answers."""
+    """Bonett and Price's interval, as evalstats 0.3.3 computes it for binary scores."""
     differences = runs.b - runs.a
     items = differences.shape[1] + 2
     squares = (differences**2).sum(1)

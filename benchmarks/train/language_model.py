@@ -116,7 +116,7 @@ MEASURES = {
     "failed_call_ratio_correct": ("failed calls in correct traces, %", 100.0),
     "mean_tokens": ("tokens per rollout", 1.0),
 }
-"""Numbers of an evaluation, with the title and the factor with which they are shown."""
+"""Numbers of an evaluation, each with its title and its scale factor in tables."""
 EVAL = ("-n", "1", "--temperature", "1.0", "--max-tokens", "208", "--max-turns", "3")
 
 

@@ -112,7 +112,8 @@ def url(server: Server) -> str:
 
 
 def test_structured_output_names_and_pages_are_as_the_page_says(server: Server) -> None:
-    """The schema is an enumeration. In an object, a model with random weights could write white space without end."""
+    """The schema is an enumeration. Inside a JSON object, a model with random weights could write white space
+    endlessly."""
     schema = {"name": "colour", "schema": {"type": "string", "enum": ["red", "green"]}}
     request: dict[str, Any] = {
         "messages": [{"role": "user", "content": "Which colour?"}],

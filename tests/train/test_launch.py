@@ -266,7 +266,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_a_signal_before_the_first_step_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trainer that is loading its model loses nothing when it is ended, and its first step may take hours."""
+    """A trainer that is still loading its model has no progress to lose, and its first step may take hours."""
     loading = f"open({str(tmp_path / ACTIVITY_FILE)!r}, 'w').write('{{\"phase\": \"loading the model\"}}')"
 
     def passes() -> float:

@@ -32,7 +32,7 @@ _WHOLE_ANSWERS = (
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A gold answer, and an answer that is altered and therefore wrong, or equal and therefore right."""
+    """A gold answer and an answer to grade, which is either altered and wrong, or equal and correct."""
 
     kind: Kind
     relation: Relation

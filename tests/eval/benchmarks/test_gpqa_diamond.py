@@ -1,4 +1,5 @@
-"""GPQA-Diamond: each sample has a random, reproducible order of choices. An answer may be a letter or its content."""
+"""GPQA-Diamond: each sample has a random, reproducible order of choices. An answer may be the letter of a choice or the
+choice's text."""
 
 from __future__ import annotations
 

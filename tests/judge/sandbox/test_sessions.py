@@ -489,7 +489,8 @@ def _all_cpu_seconds(pids: list[int]) -> dict[int, float]:
 
 
 def _cpu_between_cells(sandbox: Sandbox) -> tuple[dict[int, float], dict[int, float], str]:
-    """CPU seconds of a session's processes after a cell, and after a program that ran since."""
+    """Returns the CPU seconds of a session's processes after a cell, the same after a later program, and the value of
+    a last cell."""
     before = programs(os.getpid())
     session = sandbox.open_session(kind="bare")
     code = _COMPUTE + (_START_PROCESSES if sandbox.isolation == "strict" else "")
@@ -521,7 +522,7 @@ for _ in range(20):
 
 
 def _evade_the_stop(sandbox: Sandbox) -> tuple[dict[int, float], dict[int, float]]:
-    """CPU seconds of a session's processes after a cell, and after a program that ran since."""
+    """Returns the CPU seconds of a session's processes after a cell, and again after a later program."""
     before = programs(os.getpid())
     session = sandbox.open_session(kind="bare")
     # The cell itself may run out of processes.

@@ -175,7 +175,7 @@ def _check(name: str, sandbox: Sandbox | OrdinaryUser, host: Surroundings, befor
     """Make one host-side check. Returns a description of what is wrong, or an empty string.
 
     Raises:
-        ValueError: The check is unknown. A case that cannot be checked has not passed.
+        ValueError: The check is unknown. A case that cannot be checked counts as failed.
     """
     match name:
         case "outside_clean":
