@@ -3,13 +3,13 @@
     python benchmarks/data.py --problems 500000 --conversations 300000 --folder /tmp/data-benchmark
     python benchmarks/data.py --copies math500.jsonl --clean aime.jsonl --leaked 1983-1-2 --folder /tmp/copies
 
-The first form generates sources for the mixtures `paper-rl` and `paper-sft`. It prepares each mixture three times: once
-in full, once with a kill -9 and a resumption, and once without `near-duplicates`, whose MinHash takes as long as
-everything else. It prints the rates, the peak memory of all processes together, the share of planted faults that were
-found, the clean rows that were dropped, and whether the resumed preparation wrote the same bytes. Rates are rows per
-wall-clock second from start to end; on a busy machine, rows per CPU second are more reliable. At the rates in
-docs/results/data.md, all preparations together take about two minutes. With only a few thousand rows, the command ends
-before the kill, and the benchmark stops with an error.
+The first command generates sources for the mixtures `paper-rl` and `paper-sft`. It prepares each mixture three times:
+without interruption, with a kill -9 and a resumption, and without `near-duplicates`. That filter computes MinHashes,
+which takes as long as all other work together. The benchmark prints the rates, the peak memory of all processes
+together, the share of planted faults that were found, the clean rows that were dropped, and whether the resumed
+preparation wrote the same bytes. Rates are rows per wall-clock second from start to end; on a busy machine, rows per
+CPU second are more reliable. At the rates in docs/results/data.md, all preparations together take about two minutes.
+With only a few thousand rows, the command ends before the kill, and the benchmark stops with an error.
 
 With `--copies`, it instead copies the problems of these files, and changes spellings or words in the copies. It prints
 which filters find the copies, and how many problems of the `--clean` files the filters drop. `--leaked` lists the ids
@@ -39,7 +39,8 @@ _BENCHMARKS = ("math500", "aime24", "aime25", "hmmt25")
 _SFT_FILTERS = "length,duplicates,near-duplicates,grams"
 _RL_FILTERS = f"unverifiable,compound,contradicted,huge,integer,agreement,language,{_SFT_FILTERS}"
 _DRAWN = {"glaive-v2": 101_000, "magicoder": 48_000, "llama-nemotron": 27_000}
-"""Rows that `paper-sft` draws per source from 300,000 conversations. From fewer, it draws proportionally fewer."""
+"""Rows that `paper-sft` draws per source from 300,000 conversations. From fewer conversations, it draws proportionally
+fewer rows."""
 Expected = dict[tuple[str, int], str]
 """The reason to drop a row, or '' if the row must be kept, keyed by source and row number."""
 
@@ -78,7 +79,8 @@ def _descendants(root: int) -> list[int]:
 
 
 def _memory_and_cpu(pid: int) -> tuple[int, float]:
-    """Return the proportional memory (PSS) of a process in bytes, and its CPU seconds with those of ended children."""
+    """Return the proportional memory (PSS) of a process in bytes, and its CPU seconds, including those of children that
+    have ended."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

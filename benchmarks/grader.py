@@ -198,7 +198,7 @@ def main() -> None:
 
 
 def show(scores: list[Score]) -> None:
-    """Print the figures as a table."""
+    """Print the scores as a table."""
     table = Table("cases", "grader")
     for heading in ("scored", "right %", "false +", "false -", "hangs", "median ms", "p99 ms", "max ms"):
         table.add_column(heading, justify="right")

@@ -60,7 +60,7 @@ PROFILING_S = 4.0
 
 
 class Wrong(Exception):
-    """A program's output was wrong, so its rate would mean nothing."""
+    """Raised if a program's output is wrong. Its rate would then be meaningless."""
 
 
 def check(kind: str, stdout: str) -> None:
@@ -288,10 +288,10 @@ def latency_rounds(url: str, batched: Callable[[], float], count: int) -> dict[s
     """Measure latencies at each load, in `count` rounds.
 
     Returns:
-        Lists with a value per round, keyed by load and name: requests per second (`rate`), latencies in milliseconds
-        (`p50`, `p99`), and the percentage of the time in which the CPUs were busy (`busy`). The key `machine` has the
-        percentage of the time in which the idle machine pauses programs (`stopped`), and its longest pause in
-        milliseconds (`longest`).
+        A dict from each load to a dict from names to lists with one value per round. The names are `rate` (requests per
+        second), `p50` and `p99` (latencies in milliseconds) and `busy` (percentage of the time in which the CPUs were
+        busy). The dict of the key `machine` has other names: `stopped` (percentage of the time in which the idle
+        machine pauses programs) and `longest` (its longest pause in milliseconds).
     """
     readings: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number in range(count):

@@ -59,7 +59,8 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, d
 
 @contextlib.contextmanager
 def slow_link(port: int, delay_s: float) -> Iterator[int]:
-    """Forward a new loopback port to `port`, `delay_s` seconds late in each direction. Yields the new port."""
+    """Forward a new loopback port to `port`, with a delay of `delay_s` seconds in each direction. Yields the new
+    port."""
     ready: Future[tuple[int, Callable[[], object]]] = Future()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,11 +1,11 @@
-"""Measures how lost tool calls change what training learns: runs the demo with and without losses.
+"""Measures how lost tool calls change what training learns: runs the demo with and without lost calls.
 
-    python benchmarks/lost_calls.py                          seed 1: once without losses, once with 5 % of calls lost
+    python benchmarks/lost_calls.py                          seed 1: first with no lost calls, then with 5 % lost
     python benchmarks/lost_calls.py --seeds 1 2 3 --share 0.1
 
-A proxy between the demo and its judge replaces some results by the outcome `lost`. A real judge answers `lost` if three
-workers died while they ran the same program. An evaluation repeats a lost call. In training, a rollout with a lost call
-leaves the pool before Resampling on Correct (RoC) selects.
+A proxy between the demo and its judge replaces some results with the outcome `lost`. A real judge answers `lost` if
+three workers died while they ran the same program. An evaluation repeats a lost call. In training, a rollout with a
+lost call is removed before Resampling on Correct (RoC) selects.
 
 Prints a table with two rows per seed: the rollouts that lost a call, the accuracy after SFT and after each stage, and
 the share of failed calls at the end. Each row is a run of the demo, which takes minutes. A killed run resumes.
@@ -39,7 +39,7 @@ STAGES = ("stage1", "stage2", "stage3")
 
 
 class LosingProxy:
-    """A proxy that forwards requests to a judge, and replaces a share of its results by the outcome `lost`."""
+    """A proxy that forwards requests to a judge, and replaces a share of its results with the outcome `lost`."""
 
     def __init__(self, judge: str, token: str | None, share: float) -> None:
         self._judge, self._share = judge, share

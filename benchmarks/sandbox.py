@@ -3,8 +3,9 @@
     python benchmarks/sandbox.py [--rounds 5] [--seconds 1.0] [--workers 2] [--tier strict] [--json FILE]
 
 In each round, every kind of program runs first in the sandboxes and then in new `python -I -c` processes. There are
-`--workers` sandboxes, each in its own process, and the same number of interpreters runs at a time. The two alternate
-because the speed of a shared machine changes from minute to minute, so their ratio is more reliable than the rates.
+`--workers` sandboxes, each in its own process, and the same number of interpreters runs at a time. Sandboxes and
+interpreters alternate because the speed of a shared machine changes from minute to minute, so their ratio is more
+reliable than the rates.
 
 Prints a row per program: programs per second of both, their ratio, and the sandbox's latencies. The default takes about
 a minute.
@@ -131,8 +132,8 @@ def measure(rounds: int, seconds: float, workers: int, tier: str) -> dict[str, d
     """Measure each program.
 
     Returns:
-        A dict from program to its median rates per second over the rounds, the median of their ratios, and the p50 and
-        p99 of all the sandbox's latencies in milliseconds.
+        A dict from each program to its results. These are the median rates per second over the rounds, the median of
+        the rounds' ratios, and the p50 and p99 of the sandbox's latencies in milliseconds.
     """
     with tempfile.TemporaryDirectory() as root:
         teams = {kind: _team(kind, workers, root, tier) for kind in _KINDS}

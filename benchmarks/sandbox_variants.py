@@ -32,12 +32,12 @@ PROGRAMS = {
     "sympy": "from sympy import *\nx = symbols('x')\nprint(solve(x**3 - 6*x**2 + 11*x - 6, x))",
 }
 RUNS = {"trivial": 20, "numpy": 20, "sympy": 10}
-"""Runs of each program in one turn."""
+"""Number of times that each program runs in one turn."""
 _WARM_UP_RUNS = 3
 
 
 def serve(folder: str) -> None:
-    """Run the programs that standard input names in one checkout's sandbox, and print their times as JSON."""
+    """Read names of programs from standard input, run each in one checkout's sandbox, and print its times as JSON."""
     from rstar2.judge.sandbox.sandbox import Sandbox
     from rstar2.judge.schema import RunRequest
 

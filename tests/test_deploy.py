@@ -1,4 +1,5 @@
-"""The files of deploy/ name what exists: paths, extras, locks, commands, variables. Docker itself does not run here."""
+"""The files in deploy/ refer only to existing paths, extras, lock files, commands and variables. Docker itself does not
+run here."""
 
 from __future__ import annotations
 

@@ -375,7 +375,7 @@ async def test_a_server_that_takes_connections_has_longer_for_its_first_answer(
     time = loop.time
 
     class Late(StandIn):
-        """Each list of models takes longer, on the client's clock, than the client waits for a server that does not
+        """On the client's clock, each list of models takes longer than the client waits for a server that does not
         listen."""
 
         async def _models(self, request: Request) -> Any:

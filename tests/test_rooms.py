@@ -111,8 +111,8 @@ def test_the_command_line_is_only_what_this_repository_holds() -> None:
 
 
 def _modules() -> dict[str, Path]:
-    """Return a dict from the dotted name of each module of the package to its file. A folder stands for its
-    `__init__`."""
+    """Return a dict from the dotted name of each module of the package to its file. A folder's name refers to its
+    `__init__.py`."""
     files = sorted((REPOSITORY / "rstar2").rglob("*.py"))
     return {_dotted(path): path for path in files}
 

@@ -15,7 +15,7 @@ The kinds of differences:
 - Small shifts: rates from Beta(1/2, 1/2), as on AIME, where most problems are nearly always or nearly never solved. The
   second model's log-odds are higher by a constant plus noise. The noise differs between problems, and its standard
   deviation is half of the constant.
-- Rare flips: every problem is always or never solved, and a few problems change from one to the other. The number of
+- Rare flips: every problem is always or never solved, and a few problems differ between the two models. The number of
   samples then makes no difference.
 - Hidden flips: half of the problems have rates from Beta(1/2, 1/2) that do not change. The first model never solves the
   other half. The second model always solves a few of these.
@@ -45,7 +45,7 @@ SAMPLES = (1, 4, 16, 64)
 SHIFTS = {1: 1.6, 4: 0.8, 16: 0.5, 64: 0.35}
 """Shift of the log-odds on 30 problems, keyed by the number of samples. On P problems it is √(30/P) times as large."""
 GRID = np.sin(np.pi / 2 * (np.arange(20_000) + 0.5) / 20_000) ** 2
-"""Evenly spaced quantiles of Beta(1/2, 1/2), to average over all problems."""
+"""Evenly spaced quantiles of Beta(1/2, 1/2). Their mean approximates the mean over all problems of the population."""
 Z = float(special.ndtri(0.5 + LEVEL / 2))
 
 
@@ -101,7 +101,7 @@ def two_standard_errors(runs: Runs) -> tuple[Floats, Floats]:
 
 
 def evalstats(runs: Runs) -> tuple[Floats, Floats]:
-    """Bonett and Price's interval, as evalstats 0.3.3 computes it for right and wrong answers."""
+    """Bonett and Price's interval, as evalstats 0.3.3 computes it for binary scores."""
     differences = runs.b - runs.a
     items = differences.shape[1] + 2
     squares = (differences**2).sum(1)
@@ -161,7 +161,8 @@ def shifted(rates: Floats, log_odds: float | Floats) -> Floats:
 
 
 def flips(rng: np.random.Generator, repetitions: int, problems: int, expected: float, gains: float) -> Runs:
-    """Flip `expected` problems on average, of which a share `gains` change from never to always right."""
+    """Flip `expected` problems on average. The share `gains` of them changes from never to always right, the others
+    from always to never right."""
     share = expected / problems
     chances = [share * gains, share * (1 - gains), 1 - share]
     changes = rng.choice([1.0, -1.0, 0.0], (repetitions, problems), p=chances)
@@ -206,7 +207,8 @@ def print_small_shifts(rng: np.random.Generator, repetitions: int) -> None:
 
 
 def print_detectable(rng: np.random.Generator, repetitions: int) -> None:
-    """Print the median of the detectable difference that `eval compare` reports, on equal rates from Beta(1/2, 1/2)."""
+    """Print the median of the detectable difference that `eval compare` reports for two models with the same rates. The
+    rates are drawn from Beta(1/2, 1/2)."""
     print("\nDetectable difference in points\n")
     print(f"| problems | {' | '.join(f'n = {each}' for each in SAMPLES)} |\n|---|{'---|' * len(SAMPLES)}")
     for problems in PROBLEMS:
@@ -261,7 +263,7 @@ def heading(first: str) -> str:
 
 
 def print_hidden_flips(rng: np.random.Generator, repetitions: int) -> None:
-    """Print what it costs to cover flips that noise hides: the coverage, width and power of each method."""
+    """Print the coverage, width and power of methods that allow more or less for flips hidden by noise."""
     methods: dict[str, Method] = {"none: paired t": paired_t}
     methods |= {
         f"as large as the observed ones, doubt {doubt:g}": with_doubt(doubt)
@@ -322,7 +324,8 @@ def print_single_runs(rng: np.random.Generator, repetitions: int) -> None:
 
 
 def print_worst_single() -> None:
-    """Print the exact lowest coverage for one run whose problems are always or never solved, over all rates."""
+    """Print the lowest coverage over all rates, computed exactly, for one run whose problems are always or never
+    solved."""
     print("\nOne run of decided problems, exactly: least coverage %\n")
     print("| problems | coverage | solved by expectation |\n|---|---|---|")
     for problems in PROBLEMS:

@@ -6,9 +6,9 @@
 Generates texts and grades each against 500 integers and some formulas as gold answers. With `--golds`, the distinct
 values of `answer` in a JSON Lines file are gold answers too.
 
-Prints each text that is accepted for two or more gold answers whose exact or numerical values differ. If it cannot be
-decided whether two gold answers are equal, as for words and sets, the texts are printed separately. The exit code is 1
-if such a text exists or a grading failed.
+Prints each text that is accepted for two or more gold answers whose exact or numerical values differ. Texts are printed
+separately if it cannot be decided whether their gold answers are equal, as for words and sets. The exit code is 1 if
+any text is printed or a grading failed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def accepted(golds: list[str], answers: list[str], processes: int) -> tuple[dict
     """Grade each text against each gold answer.
 
     Returns:
-        The gold answers for which each text is accepted, and the number of pairs without a verdict.
+        A dict from each accepted text to the gold answers for which it is accepted, and the number of pairs without a
+        verdict.
     """
     right: dict[str, list[str]] = defaultdict(list)
     failed = 0
@@ -49,9 +50,9 @@ def accepted(golds: list[str], answers: list[str], processes: int) -> tuple[dict
 
 
 def unequal(right: dict[str, list[str]], decision: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the texts that are accepted for two gold answers whose comparison has the result `decision`.
+    """Yield each text that is accepted for two gold answers whose comparison is `decision`, with its gold answers.
 
-    `decision` is `differs` or `undecided`. A text with a pair that differs is not yielded as `undecided`.
+    `decision` is `differs` or `undecided`. A text is yielded as `undecided` only if no two of its gold answers differ.
     """
     for answer, golds in right.items():
         pairs = list(combinations(sorted(golds), 2))

@@ -2,13 +2,13 @@
 
     python benchmarks/grader_checks/differential.py --seed 1 --count 10000
 
-Generates `count` pairs of a formula and an altered one, and `count` pairs of a formula and an equal rewriting. An
+Generates `count` pairs of a formula and its altered version, and `count` pairs of a formula and its equal rewriting. An
 evaluator that shares no code with the grader checks which pairs differ and which are equal. A pair that the evaluator
 cannot decide is dropped and counted.
 
-Prints all failures. Then prints a table with a row per kind of letters: the altered formulas that the grader accepted
-(there must be none), the share of equal ones that it accepted (at least 99 %), and the CPU times of grading. The exit
-code is 1 if one of these conditions is not met.
+Prints all failures. Then prints a table with a row per kind of formula (see `formulas.letters`). Its columns are the
+number of altered formulas that the grader accepted (there must be none), the share of equal formulas that it accepted
+(at least 99 %), and the CPU times of grading. The exit code is 1 if one of these conditions is not met.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run(seed: int, count: int, processes: int) -> tuple[list[Result], Counter[tu
 
 
 def rows(results: list[Result]) -> Iterator[tuple[str, list[Result], list[Result]]]:
-    """Yield the altered and the equal pairs of each kind of letters, and of all kinds together."""
+    """Yield (kind, altered pairs, equal pairs) for each kind of formula, and for all kinds together."""
     for kind in (*KINDS, "together"):
         of_kind = [one for one in results if kind in {one.pair.kind, "together"}]
         yield (

@@ -2,7 +2,7 @@
 
     python benchmarks/grader_checks/fuzz.py --count 20000 --seed 1
 
-Prints, with the limit of each:
+Prints these results, some of which have limits:
 
 - crashes and accepted texts: there must be none. A text that an independent evaluator finds equal is not counted
 - CPU time of a grading: at most 50 ms at p99, and at most 500 ms

@@ -79,7 +79,8 @@ SPELLINGS: dict[str, Change] = {
         "[0-9]", lambda digit: chr(ord(digit.group()) + 0xFEE0), text
     ),
 }
-"""Changes of spelling. Before the filters compared texts in a normal form, these hid the most copies from them."""
+"""Changes of spelling. These hid the most copies from earlier versions of the filters, which did not normalize
+texts."""
 
 
 def _all_spellings(text: str, rng: random.Random) -> str:
@@ -233,7 +234,7 @@ _NEAR = {
     "`near.words=1 near.similarity=0.7`": Near(words=1, similarity=0.7),
 }
 _LENGTHS = ((0, 12), (12, 25), (25, 50), (50, 10_000))
-"""Groups of problems by their length in words: from the first number to below the second."""
+"""Ranges of lengths in words into which problems are grouped. The upper limits are exclusive."""
 
 
 def _measure_near(originals: list[Problem], others: list[Problem], folder: Path, seed: int) -> None:

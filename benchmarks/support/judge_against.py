@@ -25,7 +25,7 @@ START_S = 120.0
 _TURNS = 16
 """Number of turns of each judge on each program in a round."""
 _TRIAL_PROGRAMS = 32
-"""Number of programs of each kind that run before the turns. Their speed decides how many programs a turn has."""
+"""Number of programs of each kind that are timed before the turns, to choose the number of programs per turn."""
 _LATENCY_TURNS, _LATENCY_S = 6, 4.0
 """Number of latency turns of each judge in a round, and the seconds of each. They run at half load."""
 Run = Callable[[str, int], float]
@@ -68,7 +68,8 @@ def _url(note: Path, process: subprocess.Popen[bytes]) -> str:
 
 
 def _latencies_ms(checkout: Path, url: str, rate: float, seed: int) -> list[float]:
-    """Return the milliseconds of each program at `rate` programs per second, measured with that checkout's client."""
+    """Return the latency of each program in milliseconds at a load of `rate` programs per second, measured with that
+    checkout's client."""
     script = Path(__file__).with_name("judge_load.py")
     words = ["--url", url, "--rate", str(rate), "--seconds", str(_LATENCY_S), "--seed", str(seed)]
     done = subprocess.run(

@@ -12,7 +12,7 @@ _VOCABULARY = [
     f"{one}{two}{three}" for one in _SYLLABLES for two in _SYLLABLES for three in ("n", "r", "st", "l")
 ]
 _TOOLS = 3000
-"""The number of different tools. In sources with calls, each row lists one of them."""
+"""The number of different tools. In sources with tool calls, each row lists one of these tools."""
 _SHARED = 2000
 """The maximal number of rows of a source that the next source may repeat."""
 

@@ -4,8 +4,8 @@
 takes as long as its tokens take at the set pace, whatever the number of concurrent requests. Completions are generated
 before the first request, so that the server needs little CPU time.
 
-A request with an odd seed gets a turn with a tool call, one with an even seed gets an answer. Consecutive turns of a
-rollout have seeds of alternating parity, so half of the rollouts call Python once.
+A request with an odd seed gets a turn with a tool call, and a request with an even seed gets an answer. Consecutive
+turns of a rollout have seeds of alternating parity, so half of the rollouts call Python once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_LEN = 1 << 17
 def _answers(mean_tokens: int) -> dict[bool, list[tuple[int, bytes]]]:
     """Generate completions of different lengths.
 
-    Returns lists of (tokens, HTTP response) pairs: the key True has the tool calls, the key False has the answers.
+    Returns two lists of (tokens, HTTP response) pairs: tool calls for the key True, and answers for the key False.
     """
     codec, rng = byte_codec(), random.Random(0)
     call = json.dumps({"name": TOOL_NAME, "arguments": {"code": "print(7)", "input": ""}})

@@ -10,8 +10,8 @@ the folders. The file ARM.json has the metrics of every step. A run of 24 steps 
 three seeds take about an hour.
 
 A run counts as collapsed if the mean pass rate of its last SPAN steps is at least FALL below the best mean of SPAN
-steps. The collapse is the first step from which on the mean stays that low. No alarm is part of this definition. The
-pass rate always comes from the grader, even if the reward is another function.
+steps. The step of the collapse is the first one at which the mean is that low and from then on stays that low. No alarm
+is part of this definition. The pass rate always comes from the grader, even if the reward is another function.
 
 Prints two tables: the pass rates, collapse and first alarm of each arm, and the recall, false alarms and lead of each
 alarm.
@@ -95,7 +95,7 @@ class FinishedRun:
 
 
 def collapsed_at(pass_rates: Sequence[float]) -> int | None:
-    """Return the step, from 1, of the collapse as the head of this file defines it; None if there is none."""
+    """Return the step of the collapse, counted from 1, or None if there is none. The module's docstring defines it."""
     means = [float(np.mean(pass_rates[end - SPAN : end])) for end in range(SPAN, len(pass_rates) + 1)]
     best = np.maximum.accumulate(means)
     fallen = [mean <= top - FALL for mean, top in zip(means, best, strict=True)]
@@ -131,7 +131,7 @@ class Score:
     collapsed: int
     """The number of collapsed runs."""
     leads: tuple[int, ...]
-    """For each predicted collapse, the steps from the first alarm to the collapse."""
+    """For each predicted collapse, the number of steps from the first alarm to the collapse."""
     healthy: int
     """The number of runs of healthy arms that did not collapse."""
     false: int
@@ -196,7 +196,8 @@ class Watch:
 
 
 def shipped(sign: str, key: str, values: tuple[float, ...], **off: float) -> Watch:
-    """Return a Watch for an alarm that rstar2 has. `off` switches off the other key of the same sign."""
+    """Return a Watch for an alarm that rstar2 has. If the same sign has a second key, `off` sets it to a value that
+    switches it off."""
 
     def raised(value: float, window: int) -> Raised:
         settings = AlarmSettings.model_validate({"window": window, **off, key: value})

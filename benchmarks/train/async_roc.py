@@ -8,7 +8,7 @@ For each seed, one SFT model is trained. Both modes then train a copy of it in t
 demo, all rollouts of a group start at once, and each step makes one pass over its rollouts. Both modes have 8 problems
 per step and the same number of steps. Every tool call waits before it runs. The waits follow a log-normal distribution
 whose random numbers depend on seed, step, problem, rollout and turn. Half of the waits are shorter than MEDIAN_S
-seconds, and one in a hundred is at least sixteen times as long. The waits need no CPU time. The models are measured on
+seconds, and one in a hundred is at least sixteen times MEDIAN_S. The waits need no CPU time. The models are measured on
 the demo's held-out problems, without waits. `demo_arms` describes the folders.
 
 Prints a table with a column per mode: accuracy, failed calls, and the seconds of rollouts, updates and steps. Each mode
@@ -125,7 +125,8 @@ class Outcome:
     update_s: float
     longest_step_s: float
     staleness: float
-    """Mean number of steps between the weights that began a selected rollout and the weights that are trained on it."""
+    """Mean staleness of the selected rollouts: the steps from the weights that began a rollout to the weights it
+    updates."""
     off_policy_tokens: float
     stale_groups: float
     """Groups dropped as too old, in all steps together."""

@@ -4,9 +4,8 @@
     python benchmarks/train/curricula.py --seeds 20
 
 The pass rates of the problems are widely spread: many problems are solved nearly always or nearly never. The simulated
-policy
-learns: a problem becomes easier when its group had both outcomes, all problems become slightly easier with every such
-group, and each pass rate also drifts at random. In each step the curriculum chooses problems, and the outcomes of their
+policy learns from groups that have both outcomes. Such a group makes its own problem easier, and all problems slightly
+easier. Each pass rate also drifts at random. In each step the curriculum chooses problems, and the outcomes of their
 rollouts are drawn from their pass rates.
 
 Prints a Markdown table per size, with a row per curriculum. A seed takes about three minutes on two busy cores, so the

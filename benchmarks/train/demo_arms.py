@@ -46,8 +46,8 @@ T = TypeVar("T")
 WITHOUT_ROUNDS_AND_PASSES = (
     "rl.groups.round=null", "rl.algorithm.loss_weights=tokens", "rl.optim.epochs=1",
 )  # fmt: skip
-"""Resets settings that `recipes/demo.toml` changes to the defaults of a stage. Each arm has these settings unless its
-own keys change them."""
+"""The stage defaults of the settings that `recipes/demo.toml` overrides. Each arm has these settings unless its own
+keys change them."""
 STAGES = ("rl", "stage1", "stage2", "stage3")
 """Keys of the demo's recipe that do not affect the SFT model."""
 
@@ -176,7 +176,8 @@ def run_arms(
         outcome: trains and measures an arm, and returns the outcome that is saved.
 
     Raises:
-        Failure: if an arm failed. The other arms are run first. The same call tries the failed arms again.
+        Failure: if an arm failed. The error is raised after all other arms have run. Call the function again to retry
+            the failed arms.
     """
     failures: list[str] = []
     for seed in seeds:
@@ -217,7 +218,7 @@ def finished(runs: Path, arms: Mapping[str, Arm]) -> dict[int, dict[str, Any]]:
 
 
 def with_all(outcomes: Mapping[int, Mapping[str, T]], arms: Iterable[str]) -> dict[int, dict[str, T]]:
-    """Return the outcomes of these arms, for the seeds that have all of them."""
+    """Return the outcomes of these arms, for the seeds for which all of these arms have finished."""
     names = list(arms)
     return {
         seed: {name: each[name] for name in names}
@@ -247,7 +248,7 @@ def _read(folder: Path, name: str) -> Any:
 
 
 def _of_sft(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a config that decides the SFT model."""
+    """Return the part of a config that determines the SFT model."""
     compared = DemoPlan.compared(config)
     demo = {key: value for key, value in compared["demo"].items() if key not in STAGES}
     return {"demo": demo, "sft": compared["sft"]}

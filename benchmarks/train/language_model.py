@@ -116,7 +116,7 @@ MEASURES = {
     "failed_call_ratio_correct": ("failed calls in correct traces, %", 100.0),
     "mean_tokens": ("tokens per rollout", 1.0),
 }
-"""Numbers of an evaluation, with the title and the factor with which they are shown."""
+"""Numbers of an evaluation, each with its title and its scale factor in tables."""
 EVAL = ("-n", "1", "--temperature", "1.0", "--max-tokens", "208", "--max-turns", "3")
 
 
@@ -281,7 +281,7 @@ class Study:
         }
 
     def run(self) -> None:
-        """Do everything that is not done yet."""
+        """Run all steps that are not finished yet."""
         if not (self.data / "held_out.jsonl").exists():
             write_data(self.data)
         prepared = self.data / "prepared"
@@ -404,7 +404,8 @@ class Study:
         ]
 
     def at_equal_tokens(self, curves: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-        """Return a table with a row for each arm, at the rollout tokens of the arm that wrote the fewest."""
+        """Return a table with a row for each arm. All arms are compared at the same number of rollout tokens: the total
+        of the arm that wrote the fewest."""
         least = min(points[-1]["tokens"] for points in curves.values())
         rows = []
         for name, points in curves.items():
@@ -417,7 +418,7 @@ class Study:
         return table(["", "rollout tokens", *(title for title, _ in MEASURES.values())], rows)
 
     def draw(self, curves: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
-        """Draw pass rate, failed calls and length: of each step's rollouts before selection, and on held-out
+        """Draw pass rate, failed calls and length, both for each step's rollouts before selection and for held-out
         problems."""
         import matplotlib.pyplot as plt
 

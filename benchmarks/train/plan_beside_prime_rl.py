@@ -6,7 +6,7 @@
 gradients and AdamW in fp32, computation in bf16, and recomputation of the layers in the backward pass. It differs in
 three ways that matter here:
 
-- Its SFT holds four fp32 tensors of the size of the logits at the loss: the logits, their log-softmax, and the
+- When its SFT computes the loss, it holds four fp32 tensors of the logits' size: the logits, their log-softmax, and the
   gradients of both.
 - Its RL never holds the logits of more than a few thousand tokens or vocabulary entries.
 - It computes no log-probabilities before an update, and compiles the layers.
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Measured tokens per second and GPU during a step."""
+        """Measured tokens per second per GPU during a step."""
         return self.step_s and self.micro_batches * self.sequence / self.step_s
 
     @property

@@ -3,12 +3,11 @@
     python benchmarks/train/plan_memory.py                      trains four random models for two steps each
     python benchmarks/train/plan_memory.py runs/demo runs/rl    compares existing runs of demo, sft or train
 
-The random models are Qwen3s of 11 to 73 million parameters, whose rollouts use their whole token budget. The share of
-free blocks in `plan` (`rstar2.train.estimate.memory.CPU_FRAGMENTED`) was fitted to the smallest and the largest of
-these models. The measured value is the peak memory of the trainer's process, which VERL logs. The planned value is
-given for three
-lengths: those of the run itself (as in `plan --like RUN`, or of SFT's conversations), those that `plan` expects by
-default, and rollouts of full length.
+The random models are Qwen3s of 11 to 73 million parameters, whose rollouts use their whole token budget. The constant
+`rstar2.train.estimate.memory.CPU_FRAGMENTED`, which `plan` uses, was fitted to the smallest and the largest of these
+models. The measured value is the peak memory of the trainer's process, which VERL logs. The planned value is given for
+three sets of lengths. The first are the run's own lengths: those of `plan --like RUN`, or of SFT's conversations. The
+second are the lengths that `plan` expects by default. The third are rollouts of full length.
 
 Prints a Markdown table in GiB. A finished training is not repeated.
 """
@@ -62,7 +61,7 @@ fragmented."""
 
 @dataclass(frozen=True)
 class Compared:
-    """One training, with the planned and the measured memory of its trainer's process."""
+    """A training run, with the planned and the measured memory of its trainer's process."""
 
     name: str
     parameters: int

@@ -1,8 +1,8 @@
 """Faults that spoil the runs of `alarms.py`. VERL's processes import this module; the variable FAULT names the fault.
 
 `stale:N`: the rollout engine takes new weights only at every Nth step. Rollouts are still trained on as if the current
-weights had written them. `noisy:S`: normal noise with standard deviation S is added to each log-probability with which
-the update compares the new policy.
+weights had written them. `noisy:S`: normal noise with standard deviation S is added to each old log-probability, that
+is, to the denominator of the update's probability ratios.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python benchmarks/train/rehearsal.py                   the whole step in real time: about ten minutes on two cores
     python benchmarks/train/rehearsal.py --problems 16     a small step
 
-Only the engines are simulated: 32 engines with room for 128 rollouts each write scripted turns at a fixed pace.
-Everything else is the code that VERL would run: the agent loop with all rollouts at once, the router in front of the
-engines, the judge with its strictest isolation, the grader, and the selection of each group by Resampling on Correct
-(RoC). Every rollout makes 3 to 10 calls. Some calls fail, and some take long.
+Only the engines are simulated. Each of the 32 engines has room for 128 rollouts, and writes scripted turns at a fixed
+pace. Everything else is the code that VERL would run: the agent loop with all rollouts at once, the router in front of
+the engines, the judge with its strictest isolation, the grader, and the selection of each group by Resampling on
+Correct (RoC). Every rollout makes 3 to 10 calls. Some calls fail, and some take long.
 
 Prints tables: the outcomes of the rollouts, where their time went, and the memory of each kind of process after a
 quarter, a half, three quarters and all of the step.
@@ -216,8 +216,8 @@ async def step(loop: RStarAgentLoop, engines: Engines, memory: Memory) -> tuple[
     """Run a step.
 
     Returns:
-        All rollouts, the number of rollouts that RoC selects from groups with a gradient, and the seconds that the
-        selections took.
+        All rollouts; the number of rollouts that RoC selects, not counting groups without a gradient; and the seconds
+        that the selections took.
     """
     sizes = engines.sizes
     roc = Selection(SelectSettings(name="roc"))

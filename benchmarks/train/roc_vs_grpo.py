@@ -9,8 +9,8 @@ demo, all rollouts of a group start at once, and each step makes one pass over i
 this. The final model and intermediate ones are evaluated on the demo's held-out problems. `demo_arms` describes the
 folders: killed runs are resumed, and arms can be added later. GRPO-RoC and plain GRPO with G are always among the arms.
 Prints three tables: at equal steps, at equal rollout tokens, and at half of GRPO-RoC's rollout tokens. The first two
-are over the seeds that have all of the arms; the third has each arm's own seeds. A seed with five arms took 45 minutes
-on two busy cores (load 20).
+tables use only the seeds for which all arms have finished. In the third, each arm uses all of its finished seeds. A
+seed with five arms took 45 minutes on two busy cores (load 20).
 """
 
 from __future__ import annotations
@@ -81,14 +81,15 @@ ARMS = {
     "rounds-m8": Arm("RoC, rounds, 2 updates", (*ROUNDS, *mini_batches(8)), 8, 4, "#6d28d9"),
     "grpo-g-e2": Arm("GRPO, G, 2 epochs", (*PLAIN_G, *epochs(2)), 10, 2, "#ea580c"),
 }
-"""Arms that try to learn from half of the rollout tokens train for as many steps as take about that many tokens."""
+"""The arms, keyed by name. An arm that tests learning from half of the rollout tokens has the number of steps that
+takes about that many tokens."""
 SELECTIONS = tuple(ARMS)[:5]
 MEASURES = {
     "accuracy": Figure("accuracy, %", 100.0),
     "failed_calls": Figure("failed calls in correct traces, %", 100.0),
     "trace_tokens": Figure("tokens per trace"),
 }
-"""The figures of a `Point` that are compared."""
+"""The metrics of a `Point` that are compared between arms."""
 PROGRESS = {
     "step": Figure("steps", digits=0, compared=False),
     "rollout_tokens": Figure("rollout tokens", digits=0, compared=False),
@@ -164,8 +165,8 @@ def compared(seeds: Seeds, axis: str) -> str:
 def at_half(seeds: Seeds) -> str:
     """Return a table with a row for each arm, at half of the rollout tokens that GRPO-RoC wrote with the same seed.
 
-    The first two rows are the baselines at all of GRPO-RoC's tokens. Each figure is compared with the better baseline:
-    accuracy with plain GRPO, failed calls and length with GRPO-RoC.
+    The first two rows are the baselines at the full number of GRPO-RoC's tokens. Each figure is compared with the
+    better baseline: accuracy with plain GRPO, failed calls and length with GRPO-RoC.
     """
     figures = PROGRESS | MEASURES
     titles = ["arm", "seeds", *(figure.title for figure in figures.values())]

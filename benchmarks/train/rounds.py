@@ -1,16 +1,16 @@
-"""Calculates, for each pass rate, how many rollouts groups in rounds save, and how rounds change what is learned.
+"""Calculates for each pass rate how many rollouts are saved by groups in rounds, and how rounds change what is learned.
 
     python benchmarks/train/rounds.py                                            the tables of docs/results/rounds.md
     python benchmarks/train/rounds.py --rollouts 8 --keep 4 --round 4 --enough 1          tables for other groups
 
-A group that stops by its outcomes has a different distribution of outcomes. The first three tables are exact. Given a
-problem's pass rate, its rollouts are independent. A group stops by its counts of correct and wrong rollouts at the end
-of a round. The probability of every pair of counts therefore follows by recursion from round to round. For each pair,
-the code of Resampling on Correct (RoC) selects the rollouts to train on, and GRPO's formula gives their advantages.
+If outcomes decide when a group stops, the distribution of its outcomes changes. Given a problem's pass rate, its
+rollouts are independent. Whether a group stops at the end of a round depends only on its counts of correct and wrong
+rollouts. The probability of every pair of counts therefore follows by recursion from round to round. For each pair, the
+code of Resampling on Correct (RoC) selects the rollouts to train on, and GRPO's formula gives their advantages.
 
-Prints four Markdown tables. The first shows what the first round decides, the second the effect at each pass rate, and
-the third the effect of other rules on the paper's groups. The fourth is from simulated groups: it shows whether rounds
-change the lengths of rollouts (Kolmogorov-Smirnov test). It takes seconds.
+Prints four Markdown tables. The first three are exact: what the first round decides, the effect at each pass rate, and
+the effect of other rules on the paper's groups. The fourth is from simulated groups: it shows whether rounds change the
+lengths of rollouts (Kolmogorov-Smirnov test). It takes seconds.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Effect:
     of_wrong: float
     """Mean advantage of a wrong rollout that is trained on, over groups with a gradient."""
     candidates: float
-    """Mean ratio of correct rollouts to correct rollouts that RoC selects, over groups with a gradient."""
+    """Mean ratio of all correct rollouts to the correct rollouts that RoC selects, over groups with a gradient."""
 
 
 def effect(pass_rate: float, rounds: Rounds, keep: int) -> Effect:
@@ -180,8 +180,8 @@ FEW_RATES = (0.05, 0.2, 0.5, 0.8, 0.95)
 
 
 def variant_table() -> str:
-    """Return a Markdown table with a row per rule. In brackets is `Effect.weight_by_problems`, relative to one
-    round."""
+    """Return a Markdown table with a row per rule. Each cell has the mean number of rollouts, and in brackets
+    `Effect.weight_by_problems` relative to one round."""
     lines = [
         f"| rule | {' | '.join(f'pass rate {rate:g}' for rate in FEW_RATES)} |",
         f"|---{'|---' * len(FEW_RATES)}|",

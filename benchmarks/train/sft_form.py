@@ -1,5 +1,5 @@
-r"""Measures whether SFT teaches the form that RL rewards, `\boxed{}` inside `<answer>`, for kinds of problems not in
-its data.
+r"""Measures how well the answer form that RL rewards (`\boxed{}` inside `<answer>`) generalizes from SFT's data to
+other kinds of problems.
 
     python benchmarks/train/sft_form.py --earlier CHECKOUT                   a tiny model: 15 minutes on two busy cores
     python benchmarks/train/sft_form.py models/smollm2 --earlier CHECKOUT    a language model: hours on two cores
@@ -102,7 +102,8 @@ FUNCTIONS: tuple[tuple[str, str, dict[str, tuple[int, int]], str, str], ...] = (
         "You turn {value}.",
     ),
 )
-"""Functions of the rows: name, question, ranges of the arguments, expression of the result, and reply."""
+"""Functions for the generated rows. Each has a name, a question, the ranges of its arguments, an expression for its
+result, and a reply."""
 TOPICS = (
     "a garden",
     "a lighthouse",

@@ -5,8 +5,8 @@
 
 VERL's agent-loop worker fills VERL's own queue with random tokens. The benchmark measures:
 
-- The time of a poll of a full queue by the sampler. A poll is VERL's listing of all rollouts and rstar2's progress
-  report. The table also has the share of time that polls take, with a fixed interval and with rstar2's interval.
+- How long the sampler takes to poll a full queue. In a poll, VERL lists all rollouts and rstar2 reports the progress.
+  The table also has the share of the time that polls take, with a fixed interval and with rstar2's interval.
 - The CPU time that the agent loop's process needs to put a finished rollout into the queue.
 - The CPU time that this process needs per turn to call a Ray actor with the rollout's tokens, as VERL calls its rollout
   servers. `rehearsal.py` measures the CPU time of the agent loop itself.

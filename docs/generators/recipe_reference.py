@@ -1,4 +1,4 @@
-"""Writes docs/reference/recipe.md, the reference of recipe keys, from the models that check the recipes.
+"""Writes docs/reference/recipe.md, the reference of recipe keys, from the pydantic models of recipes.
 
 Run `python docs/generators/recipe_reference.py` after you change a key, its description or a shipped recipe.
 `make docs` runs it too, and tests/docs/test_docs.py fails if the committed page is out of date.
@@ -29,7 +29,7 @@ PAGE = Path(__file__).resolve().parents[1] / "reference" / "recipe.md"
 HEAD = """\
 # Recipe keys
 
-This page is written by `docs/generators/recipe_reference.py` from the models that check the recipes; do not edit it.
+This page is written by `docs/generators/recipe_reference.py` from the pydantic models of recipes; do not edit it.
 A recipe is a TOML file, such as those in `recipes/`. `--set KEY=VALUE` changes a key for one run, and
 `--set KEY=null` unsets an optional key that the recipe sets.
 The last column has the paper's values: those of stages 1, 2 and 3 if they differ, – if the paper states none.
@@ -58,8 +58,8 @@ STATED = {
     "optim.state": "– / – / fresh",
     "solved_by": "– / – / samples",
 }
-"""The values to print as the paper's, for keys that the recipes do not set and for keys without a value in the paper
-(`–`)."""
+"""Entries of the column `paper` that are not read from the recipes, keyed by recipe key. The entry `–` means that the
+paper states no value."""
 
 
 def reference() -> str:
@@ -88,7 +88,7 @@ def _tables(
     leave_out: set[str] | None = None,
     owner: str = "",
 ) -> Iterator[str]:
-    """Yield a table of a model's own keys, then one for each nested table, whose headings name the `owner`."""
+    """Yield a table of a model's own keys, then a table for each nested model. `owner` is appended to each heading."""
     described = _described(model)
     rows, inner = [], []
     for name, field in model.model_fields.items():
@@ -142,7 +142,7 @@ def _algorithm_tables() -> Iterator[str]:
 
 
 def _described(model: type[BaseModel]) -> dict[str, str]:
-    """Return the docstring below each field of a model."""
+    """Return a dict from each field of a pydantic model to the docstring below it."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(tree, ast.ClassDef)
     descriptions = {}

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 MENU = Path(__file__).parent / "menu.md"
-"""The site's menu. It is not in docs/index.md because other viewers of Markdown show it as code."""
+"""The site's menu. It is not part of docs/index.md, because Markdown viewers other than this site would show it as
+code."""
 
 SHORT_CELL = 14
 """A column whose cells all have at most this many characters, such as a column of numbers, may be narrow."""

@@ -34,7 +34,8 @@ def traces(make_trace: Any) -> list[Trace]:
 
 
 def _logits(model: Any, trace: Trace) -> Any:
-    """The logits that predict each token of the model, without batches and without a KV cache: shape (M, V)."""
+    """The logits that predict each token that the model wrote, of shape (M, V). They are computed without batches and
+    without a KV cache."""
     import torch
 
     ids = torch.tensor([[*trace.prompt_ids, *trace.response_ids]])

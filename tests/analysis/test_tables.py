@@ -34,7 +34,7 @@ def _rows(table: Table) -> list[dict[str, Any]]:
 def uncertainty_of_trace(codec: ChatCodec, make_trace: Any) -> Uncertainty:
     """Prose has the entropy LOW, except for the word `but`, which has HIGH.
 
-    The first RISE tokens after a reply have AFTER_OK or AFTER_FAILED.
+    The first RISE tokens after a reply have the entropy AFTER_OK or AFTER_FAILED.
     """
     reader, entropy_figures = TokenReader(codec.tokenizer), Uncertainty("made")
     for number in range(36):
@@ -80,7 +80,7 @@ def test_k_is_found_for_ok_and_failed_calls_apart(codec: ChatCodec, make_trace: 
 
 
 def test_digits_code_and_markup_do_not_set_k(codec: ChatCodec, make_trace: Any) -> None:
-    """After a failed reply, digits are uncertain and words are not. One word far behind the reply is uncertain."""
+    """After a failed reply, digits are uncertain and words are not. One word long after the reply is uncertain too."""
     last = (
         "The root of it is 4 and 12345678901234567890123456789012345678901234567890 so we write four but it is fine."
         "</reason>\n<answer>\\boxed{4}</answer>"

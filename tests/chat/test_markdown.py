@@ -1,4 +1,5 @@
-"""Markdown in a terminal: the output does not depend on how the text is cut, and mathematics is not markup."""
+"""Markdown in a terminal: the output does not depend on how the text is split into pieces, and formulas are not read as
+markup."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from rstar2.machine import GIB
 
 NAMING: dict[str, Any] = {"run": Path(), "model": "m", "url": "http://127.0.0.1:1", "api": "chat"}
 VALID_CHOICES = [{"run"}, {"model"}, {"url"}, {"url", "run"}, {"url", "model"}, {"url", "api"}]
-"""In addition to a URL, a run or a model can name the tokenizer."""
+"""Each set has the options of one valid command. If a URL is given too, a run or a model only names the tokenizer."""
 
 
 @pytest.mark.parametrize(

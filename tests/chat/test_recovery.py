@@ -1,4 +1,4 @@
-"""A chat waits for a server that went away. The time limit counts from when the chat notices that."""
+"""A chat waits for a server that went away. The time limit starts when the chat notices this."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_a_cut_answer_says_so(standin: StandIn, judge: JudgeHandle) -> None:
 def test_no_warning_of_a_library_appears_in_a_chat(
     standin: StandIn, judge: JudgeHandle, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """The stand-in's model answers in this process, and warns as a library does."""
+    """The stand-in's model runs in this process, and emits warnings as a library does."""
     from transformers.utils import logging as theirs
 
     records: list[logging.LogRecord] = []

@@ -67,8 +67,8 @@ print('waited')"""
 
 @pytest.fixture(scope="module")
 def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
-    """One server for all chats. Its model runs the program that a question contains. For other questions it counts the
-    questions."""
+    """One server for all chats. Its model runs the Python code that a question contains. Its answer to most other
+    questions is the number of questions so far."""
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save_pretrained(folder)
     save_format(FORMAT, folder)

@@ -1,6 +1,7 @@
 """Tests of `rstar2 eval` with a real judge and a server that speaks vLLM's wire format.
 
-Most commands run in the test's process. Commands that are killed, or that end during work, run on their own terminal.
+Most commands run in the test's process. Commands that are killed or interrupted run in their own process, on a
+pseudo-terminal.
 """
 
 from __future__ import annotations

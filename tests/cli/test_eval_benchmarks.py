@@ -110,8 +110,8 @@ def arena() -> list[str]:
 
 @pytest.fixture
 def model() -> Iterator[ChatStandIn]:
-    """Follows the first prompt, one of two instructions of the third, and the fourth loosely. The checker cannot check
-    its last reply."""
+    """A model that follows the first prompt, one of the third's two instructions, and the fourth only loosely. The
+    checker cannot check its last reply."""
     replies = {"one.": "<think>two</think>one", "one and two.": "one", "three.": "THREE", "ask.": "what?"}
 
     def reply(body: dict[str, Any]) -> str:

@@ -42,7 +42,8 @@ def _normal(name: str) -> str:
 
 
 def _installed_by(requirement: Requirement, visited: set[tuple[str, str]]) -> Iterator[str]:
-    """Returns the names of all packages that pip installs for a requirement, including its own."""
+    """Returns the names of all packages that pip installs for a requirement: the required package and its
+    dependencies."""
     name = _normal(requirement.name)
     for extra in ("", *requirement.extras):
         if (name, extra) not in visited:

@@ -217,7 +217,7 @@ if "rstar2.eval.grader.worker" in sys.orig_argv:
     open(__file__ + ".asked", "w").close()
     time.sleep(3600)
 """
-"""A start-up file of Python: the worker notes each request, and never answers."""
+"""A `sitecustomize` module. With it, a grading worker creates a file when it receives a request, and never answers."""
 
 
 def test_ctrl_c_stops_with_130_and_leaves_neither_files_nor_processes(tmp_path):

@@ -87,9 +87,9 @@ def allowed() -> set[str]:
 
 @pytest.fixture(scope="module")
 def modules_by_command() -> dict[str, list[str]]:
-    """The packages that the help of the root and of each verb loads.
+    """The packages that `--help` loads, keyed by command: the root command and each verb.
 
-    Each help runs in a process forked from a bare one.
+    Each `--help` runs in a process that is forked from one in which none of these packages is loaded.
     """
     modules: dict[str, list[str]] = _loaded_modules(HELP, "--help", *(f"{name} --help" for name in NAMES))
     return modules
@@ -120,7 +120,7 @@ def test_the_root_help_names_every_verb_with_its_line() -> None:
 
 
 def _leaves(*path: str) -> list[tuple[str, ...]]:
-    """Returns every command below a verb, and the verb itself, as words after `rstar2`."""
+    """Returns the command at `path` and all of its subcommands. Each is a tuple of the words after `rstar2`."""
     from typer.core import TyperGroup
     from typer.main import get_command
 

@@ -19,7 +19,7 @@ ROOT: Any = get_command(app)
 
 
 def _texts(source: str) -> list[str]:
-    """Returns the literal texts of a module, with X for each inserted value."""
+    """Returns the string literals of a module. In f-strings, X replaces each value."""
     texts = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):

@@ -445,7 +445,8 @@ def contained(benchmarks: dict[str, list[Problem]], text: str, share: float = 0.
 
 
 def test_a_text_with_most_of_a_benchmark_problem_contains_it() -> None:
-    """Ten words have eight runs of three. At a share of 0.75 two runs may be missing, but not three."""
+    """Ten words contain eight runs of three consecutive words. With a required share of 0.75, a text may lack two of
+    these runs, but not three."""
     benchmarks = {"set": [_problem(" ".join(WORDS[:10]))]}
     text = " ".join([*WORDS[20:25], *WORDS[:8], *WORDS[25:30]])
     assert contained(benchmarks, text, 0.75) == {
@@ -798,7 +799,7 @@ def test_one_changed_word_in_a_short_problem_is_found_by_the_stricter_setting(tm
 
 
 def test_pairs_of_a_low_similarity_are_proposed_too(tmp_path: Path) -> None:
-    """In 200 pairs at a similarity of about 0.5 with a limit of 0.45, at most one in twenty may be missed."""
+    """The 200 pairs have similarities of about 0.5. With a limit of 0.45, at most one pair in twenty may be missed."""
     rng = random.Random(4)
     pairs = []
     for _ in range(200):

@@ -65,7 +65,7 @@ def varied(name: str, count: int, old: str, new: str) -> list[dict[str, Any]]:
 
 
 def write_sets(root: Path) -> None:
-    """A hub with every source of the shipped mixtures, laid out like its repository."""
+    """Write a hub with every source of the shipped mixtures. Each is laid out like its real repository."""
     dapo = root / "open-r1/DAPO-Math-17k-Processed"
     readme(dapo, **{name: {"train": f"{name}/train-*"} for name in ("all", "cn", "en")})
     for config in ("all", "cn", "en"):

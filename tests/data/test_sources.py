@@ -52,7 +52,8 @@ def one(tmp_path: Path, name: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusal(tmp_path: Path, name: str, row: dict[str, Any]) -> tuple[str, str]:
-    """Returns the reason and the detail with which a row is refused. A good row beside it is read."""
+    """Returns the reason and the detail with which a row is refused. Checks that a good row in the same file is
+    read."""
     rows, counts = read_files(sources()[name], lines(tmp_path / "rows.jsonl", ROWS[name], row), name=name)
     assert [row_read["id"] for row_read in rows] == [f"{name}-{ROWS[name].get('id', 1)}"]
     assert counts.read == 2
@@ -222,7 +223,7 @@ def test_unicode_is_kept_and_half_a_surrogate_pair_refused(tmp_path: Path, name:
 
 
 def with_turns(name: str, *turns: tuple[str, str]) -> dict[str, Any]:
-    """Returns a conversation of user, call, reply and assistant, in the source's form."""
+    """Returns a conversation of user, call, reply and assistant, in the source's format."""
     if name == "glaive-v2":
         speakers = {
             "user": "USER",

@@ -1,4 +1,4 @@
-"""Tests that the scripts in examples/cluster carry a run to its end. Slurm, Ray and the command are stand-ins."""
+"""Tests that the scripts in examples/cluster complete a run. Slurm, Ray and the command are stand-ins."""
 
 from __future__ import annotations
 

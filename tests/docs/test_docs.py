@@ -81,8 +81,8 @@ def test_every_page_can_be_reached_from_the_index() -> None:
 
 
 def test_no_command_has_a_placeholder() -> None:
-    """Users copy commands. Text must describe values that differ between users, such as the address of a package
-    index."""
+    """Users copy commands, so a command must contain no placeholders. Values that differ between users, such as the
+    address of a package index, belong in the text."""
     placeholders = {
         str(page.relative_to(ROOT)): matches
         for page in PAGES

@@ -1,9 +1,9 @@
-"""Tests that all example lines of help texts, README and docs/ run, and so does all Python of README and docs/.
+"""Runs all example commands of help texts, README and docs/, and all Python code of README and docs/.
 
-Lines that need a GPU or minutes of training run with `--dry-run` or `--print-command`, which find the model and print
-the command for VERL or vLLM. Untrained models of the demo's shape replace trained ones. vLLM and the hub have stand-
-ins. Lines that start a judge, a server or a harness are only parsed here, because tests/judge, tests/serve and
-tests/eval/harnesses start these.
+Commands that need a GPU or minutes of training run with `--dry-run` or `--print-command`. These options find the model
+and print the command for VERL or vLLM. Untrained models of the demo's shape replace trained ones. Stand-ins replace
+vLLM and the hub. Commands that start a judge, a server or a harness are only parsed here, because tests/judge,
+tests/serve and tests/eval/harnesses start these.
 """
 
 from __future__ import annotations

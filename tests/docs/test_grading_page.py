@@ -15,7 +15,8 @@ VERDICTS = ("correct", "wrong", "unparsed")
 
 
 def _cases() -> list[tuple[str, str, str]]:
-    """Returns the table's (gold answer, answer, verdict). A cell contains pairs "`answer` for `gold answer`"."""
+    """Returns the table's (gold answer, answer, verdict) triples. A cell contains pairs "`answer` for `gold
+    answer`"."""
     section = PAGE.partition("## What counts as equal")[2].partition("\n## ")[0]
     rows = [re.split(r"(?<!\\)\|", line)[2:5] for line in section.splitlines() if line.startswith("|")][2:]
     return [

@@ -112,7 +112,8 @@ def url(server: Server) -> str:
 
 
 def test_structured_output_names_and_pages_are_as_the_page_says(server: Server) -> None:
-    """The schema is an enumeration. In an object, a model with random weights could write white space without end."""
+    """The schema is an enumeration. Inside a JSON object, a model with random weights could write white space
+    endlessly."""
     schema = {"name": "colour", "schema": {"type": "string", "enum": ["red", "green"]}}
     request: dict[str, Any] = {
         "messages": [{"role": "user", "content": "Which colour?"}],
@@ -249,7 +250,8 @@ async def test_greedy_log_probabilities_of_both_engines_are_those_of_a_forward_p
 
 @pytest.mark.parametrize("handed_over", [True, False])
 def test_plain_requests_to_a_taught_model_end_at_the_end_of_a_turn(tmp_path: Path, handed_over: bool) -> None:
-    """If the files of a folder name the base model's EOS token, `serve` needs options that name the format."""
+    """`serve` needs options that name the format if the model folder names the base model's EOS token, not the
+    format's."""
     taught = overfitted_model(tmp_path / "model")
     words = ["--format", "demo", "--force-format"]
     if handed_over:
@@ -293,7 +295,7 @@ print(vars(make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:]))["
 
 
 def test_every_flag_for_gpus_is_one_of_vllms_own(tmp_path: Path) -> None:
-    """The parser of the installed vLLM reads the arguments for a layout on GPUs."""
+    """The installed vLLM's own argument parser accepts the arguments for a layout on GPUs."""
     python = os.environ["RSTAR2_VLLM_PYTHON"]
     vllm = find_vllm(python)
     assert vllm is not None

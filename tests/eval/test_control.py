@@ -54,7 +54,7 @@ class WaitingSamples:
 
 
 class ControlledRun:
-    """A run of twelve samples that wait for the test, and the run's control."""
+    """A run and its control. The run has twelve samples, each of which ends only when the test says so."""
 
     def __init__(self, folder: Path, in_flight: int) -> None:
         self.messages: list[str] = []
@@ -91,7 +91,7 @@ class ControlledRun:
 
 @asynccontextmanager
 async def answer_in_background(run: ControlledRun, folder: Path) -> AsyncIterator[None]:
-    """During the block, the run answers requests in a folder."""
+    """During the block, the run answers the control requests that are written to a folder."""
     task = asyncio.create_task(answer_requests(folder, run.control, run.stop))
     try:
         yield

@@ -49,7 +49,7 @@ class EchoTools(SharedTools):
 
 
 class SeededEngine:
-    """An engine whose seed decides whether an answer is right. It counts its requests."""
+    """An engine for which a request's seed decides whether the answer is right. It counts its requests."""
 
     name = "seeded"
 

@@ -171,8 +171,8 @@ def test_if_no_problem_differs_the_interval_is_the_rule_of_three(problems, sampl
 
 @pytest.mark.parametrize(("gains", "losses"), [(1, 0), (3, 0), (4, 0), (9, 3), (30, 0), (2, 2)])
 def test_each_bound_solves_its_equation_for_single_samples(gains, losses):
-    """The squared distance of a bound from the mean is that of Student's t, plus 3/P times the distance that only
-    unseen flips explain."""
+    """The squared distance of a bound from the mean is a sum of two terms. The first is the squared distance of
+    Student's t. The second is 3/P times the part of the distance that only unseen flips can explain."""
     problems = 30
     differences = np.array([1.0] * gains + [-1.0] * losses + [0.0] * (problems - gains - losses))
     paired = paired_mean(differences)
@@ -300,7 +300,8 @@ def test_paired_intervals_cover_rare_flips_of_decided_problems(problems, expecte
 
 
 def test_one_odd_sample_does_not_hide_that_flips_are_rare():
-    """29 problems are decided and one has a single odd sample. The interval is still nearly three flips wide."""
+    """One problem has a single sample that differs, and 29 problems are decided. Each half of the interval is still
+    wider than two flips."""
     differences = np.zeros(30)
     differences[0] = 1 / 16
     interval = paired_mean(differences).by_problem

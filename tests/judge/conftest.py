@@ -29,7 +29,8 @@ def http(judge: JudgeHandle) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def limited_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A judge that has one worker, requires TOKEN, queues MAX_QUEUED programs and receives MAX_BODY_BYTES at once.
+    """A judge with one worker that requires TOKEN. It queues at most MAX_QUEUED programs, and the request bodies that
+    it holds at a time have at most MAX_BODY_BYTES together.
 
     Its read timeout is long enough for a slow test.
     """

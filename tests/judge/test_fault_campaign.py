@@ -1,7 +1,8 @@
 """Each kind of fault, under a load of 2,000 programs: none is lost, and none is counted or answered twice.
 
 `test_faults.py` tests single faults in detail. Run this module after a change to the queue, the workers or the
-supervisor. It prints the machine's control groups, because the sandbox stops programs in other ways without them.
+supervisor. It prints the version of the machine's control groups, because the sandbox kills programs in another way if
+there are none.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.long
 
 PROGRAMS, CONCURRENCY = 2000, 200
 FROZEN_S = 7.0
-"""Longer than `liveness.DEAD_AFTER_S`, after which a worker whose heartbeat stands still is dead."""
+"""Longer than `liveness.DEAD_AFTER_S`. A worker whose heartbeat does not change for that long counts as dead."""
 
 
 @pytest.fixture(scope="module", params=["strict", "landlock"])

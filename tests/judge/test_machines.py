@@ -1,4 +1,4 @@
-"""Two machines, simulated by two network namespaces, work for one queue."""
+"""Two machines, simulated by two network namespaces, share one queue."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def conversation(codec: ChatCodec) -> list[dict[str, Any]]:
 
 @dataclass
 class Recorder:
-    """An engine that writes the model's turns of an SFT conversation, and records its prompts."""
+    """An engine that writes the assistant turns of an SFT conversation, and records its prompts."""
 
     codec: ChatCodec
     name: str = "recorder"

@@ -1,4 +1,4 @@
-"""Tests of the check of a judge with real programs: the token, the tools and the limits of the format."""
+"""Tests of the check that runs real programs on a judge, to test its token and the tools and limits of a format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that a model ends its turns in programs that do not know formats."""
+"""Tests that a model also ends its turns in programs that know nothing of rstar2's formats, such as transformers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_config_generation_config_and_tokenizer_end_text_at_the_end_of_a_turn(
 
 
 def test_the_base_model_has_the_traits_that_the_docs_list(tmp_path: Path) -> None:
-    """Follows the rows of docs/fidelity.md, "The demo", at the demo's own size."""
+    """Checks the traits in the order of docs/fidelity.md, section "The demo", for a model of the demo's size."""
     from safetensors.torch import load_file
 
     def values(name: str) -> dict[str, Any]:

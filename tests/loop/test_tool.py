@@ -276,7 +276,7 @@ def only_alone(number: int) -> int:
 only_alone.__annotations__["number"] = Final[int]
 """An annotation that is an object, as in a module without `from __future__ import annotations`.
 
-`typing` rejects the same annotation as a string.
+`typing` would reject it if it were a string.
 """
 
 

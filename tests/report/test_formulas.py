@@ -15,7 +15,7 @@ from rstar2.report.formulas import with_formulas
 
 
 def sources(text: str) -> list[str]:
-    """The LaTeX that the page shows as formulas if it can."""
+    """Returns the parts of a text that the page tries to show as formulas."""
     rich = with_formulas(text)
     return [] if isinstance(rich, str) else [piece[0] for piece in rich if isinstance(piece, list)]
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def cells(browser: Browser, heading: str) -> list[list[str]]:
-    """Returns the texts of a panel's table by row. The head is the first row."""
+    """Returns the cells of a panel's table as a list of rows. The first row is the table's head."""
     script = (
         "const panel = [...document.querySelectorAll('.scores')].find((node) => "
         "node.querySelector('h2').innerText === arguments[0]); "

@@ -43,7 +43,7 @@ WATCH = """
 
 @pytest.fixture
 def watched(browser: Browser) -> Iterator[Browser]:
-    """A browser. The pages that it opens count the traces that they unpack."""
+    """A browser whose pages count the traces that they unpack."""
     script = browser.devtools("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
     yield browser
     browser.devtools("Page.removeScriptToEvaluateOnNewDocument", **script)

@@ -1,4 +1,4 @@
-"""`rstar2 serve --engine transformers --with-tools` as a user starts it, with judge and agent in processes."""
+"""`rstar2 serve --engine transformers --with-tools` as a user starts it, with judge and agent in separate processes."""
 
 from __future__ import annotations
 

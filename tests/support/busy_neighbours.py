@@ -20,7 +20,7 @@ _LONGEST_S = 3600.0
 
 
 def _neighbour(seed: int, parent: int) -> None:
-    """Compute and rest in turns of random length, while the parent lives and for at most an hour."""
+    """Alternate between computing and sleeping, for random times. Stop when the parent has ended, or after an hour."""
     lengths = random.Random(seed)
     end = time.monotonic() + _LONGEST_S
     while os.getppid() == parent and time.monotonic() < end:

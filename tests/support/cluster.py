@@ -125,7 +125,7 @@ class StandIns:
         }
 
     def behaves(self, *lines: str) -> None:
-        """Set what the trainer does when it is next started, one line per start: `STEPS EXIT_CODE [waits]`.
+        """Set what the trainer does at its next launches, one line per launch: `STEPS EXIT_CODE [waits]`.
 
         With `waits`, the trainer waits for a signal before it exits.
         """

@@ -74,7 +74,7 @@ SHARED = {
         "libraries",
     ),
 }
-"""Dict from the beginning of a path to the unit of such files. A file that is not listed is its own unit."""
+"""Dict from a path prefix to the unit of the files with that prefix. A file that is not listed is its own unit."""
 LONGEST_FIRST = (
     "demo/test_whole_demo.py",
     # This unit waits most of the time, so it takes no CPU time from other processes.

@@ -31,7 +31,8 @@ TOKENS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "nemotron-3": (_CHATML, _HERMES),
 }
-"""Dict from a family to its special tokens, the EOS token first, and its tags, which are also single tokens."""
+"""Dict from a family to (special tokens, tags). The first special token is the EOS token. Tags are also single
+tokens."""
 
 
 def family_tokenizer(family: str) -> Any:

@@ -1,7 +1,7 @@
-"""A stand-in for the Hugging Face Hub: serves folders over HTTP, and counts the bytes that it sends of every file.
+"""A stand-in for the Hugging Face Hub: serves folders over HTTP, and counts the bytes sent per file.
 
-It answers the requests of `huggingface_hub` and `datasets`: a data set's information, its tree, information on paths,
-and files, whole or in ranges.
+It answers the requests of `huggingface_hub` and `datasets`: a data set's information, its file tree, information on
+paths, and whole files or byte ranges of files.
 """
 
 from __future__ import annotations

@@ -120,7 +120,8 @@ def test_every_objective_of_verls_has_a_name_or_a_reason_why_not() -> None:
 def test_a_step_down_the_loss_makes_right_rollouts_likelier_and_wrong_ones_less_likely(
     name: str, moved: float, tmp_path: Path
 ) -> None:
-    """VERL's own loss, before any update and after an update in the wrong direction, which no clip limits."""
+    """Tests VERL's own loss before any update, and after an update in the wrong direction. No clip limits such an
+    update."""
     import torch
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.utils.config import omega_conf_to_dataclass
@@ -164,7 +165,8 @@ def test_a_step_down_the_loss_makes_right_rollouts_likelier_and_wrong_ones_less_
 @needs("verl")
 @pytest.mark.parametrize("name", get_args(CorrectionName))
 def test_a_correction_does_to_ratios_what_its_name_says(name: CorrectionName, tmp_path: Path) -> None:
-    """VERL's own weights and mask, for rollouts of four tokens with ratios of the trainer's to the engine's."""
+    """VERL computes the weights and the mask of rollouts with four tokens each. A ratio is the trainer's probability of
+    a token, divided by the engine's."""
     import torch
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 

@@ -1,4 +1,4 @@
-"""Tests that a run continues if settings of its speed change, and is refused if settings of its learning change."""
+"""Tests resuming a run with changed settings: allowed if they affect only speed, refused if they affect learning."""
 
 from __future__ import annotations
 

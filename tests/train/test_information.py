@@ -1,4 +1,5 @@
-"""Tests of the estimate of how much rollouts depend on their problems. It is about 0 for templates."""
+"""Tests of the estimate of how much rollouts depend on their problems. It is about 0 if the rollouts of all problems
+follow the same template."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def texts(problems: int, rollouts: int, own_share: float, seed: int = 0) -> Text
 def test_rollouts_that_do_not_depend_on_their_problem_say_nothing_about_it(
     problems: int, rollouts: int, noise_alone: bool
 ) -> None:
-    """The mean over draws is zero. Counting the rollout itself, or more rollouts of its problem, would raise it."""
+    """The mean over random draws is zero. It would be higher if the estimate counted the rollout itself."""
     rng = Random(1)
     estimates = []
     for seed in range(20):

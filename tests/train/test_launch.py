@@ -135,7 +135,7 @@ def test_a_trainer_that_only_prints_is_hung(tmp_path: Path, monkeypatch: pytest.
 def test_a_trainer_that_rolls_out_updates_or_saves_is_not_hung(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str
 ) -> None:
-    """The trainer works twenty times as long as it may be without a sign of life."""
+    """The trainer works for twenty times the time limit for a hung trainer, but keeps giving signs of life."""
     monkeypatch.setattr(launch, "SAVING_POLL_S", 0.5)
     path, end_file, count = tmp_path / sign, tmp_path / "done", 0
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -266,7 +266,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_a_signal_before_the_first_step_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trainer that is loading its model loses nothing when it is ended, and its first step may take hours."""
+    """A trainer that is still loading its model has no progress to lose, and its first step may take hours."""
     loading = f"open({str(tmp_path / ACTIVITY_FILE)!r}, 'w').write('{{\"phase\": \"loading the model\"}}')"
 
     def passes() -> float:

@@ -1,4 +1,5 @@
-"""A rehearsal of the recipe's three stages on 64 H100: the Slurm job carries it through a week's faults in minutes.
+"""A rehearsal of the recipe's three stages on 64 H100: a Slurm job completes it despite the faults of a week, in
+minutes.
 
 `examples/cluster/slurm.sh`, the pipeline, the launcher, VERL's queue, our sampler, checkpoints and signals are real.
 Slurm, Ray's nodes and VERL's trainer are stand-ins: see `support.train.rehearsed_verl`. The step times of `rstar2 plan`

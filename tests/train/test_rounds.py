@@ -173,7 +173,8 @@ def test_a_group_that_is_made_at_once_has_binomial_counts(effects: ModuleType) -
 
 
 def test_the_effect_is_that_of_groups_that_are_rolled_out(effects: ModuleType) -> None:
-    """The exact numbers equal those of 4,000 random groups, from which RoC chooses, with GRPO's advantages."""
+    """The exact numbers agree with averages over 4,000 random groups. RoC chooses their rollouts, and GRPO's formula
+    gives the advantages."""
     rng, pass_rate = np.random.default_rng(5), 0.8
     rollout_counts, weights, trains = [], [], []
     for _ in range(4000):

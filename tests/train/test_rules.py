@@ -220,7 +220,7 @@ class Run:
 
 
 def rehearsed(test: Any) -> Any:
-    """Marks a test that starts VERL's queue and processes for it."""
+    """Marks a test that starts VERL's queue and the queue's processes."""
     for mark in (pytest.mark.slow, pytest.mark.timeout(1800), needs("verl")):
         test = mark(test)
     return test

@@ -1,4 +1,4 @@
-"""Tests of the count of a command's starts that did not advance its run."""
+"""Tests of the count of attempts in a row in which a training command made no progress."""
 
 from __future__ import annotations
 

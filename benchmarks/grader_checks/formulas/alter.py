@@ -55,7 +55,7 @@ apply to the part."""
 
 
 def altered(tree: Tree, random: Random) -> Tree:
-    """Return the formula with one part changed. Its values nearly always change too."""
+    """Return the formula with one part changed. This nearly always changes the formula's values."""
     names = sorted(letters_of(tree))
     if random.random() < 0.25:
         return _everywhere(tree, random, names)
@@ -205,7 +205,7 @@ def _nearly_the_same(part: Tree, random: Random, names: list[str]) -> Tree | Non
 
 
 def _nearly_a_step(part: Tree, random: Random, _: list[str]) -> Tree | None:
-    """Replace a step function by another one that is equal at most numbers."""
+    """Replace a function such as floor, max or gcd by an expression that often has the same value."""
     match part:
         case Op(name="ceil", args=(inner,)):
             return add(call("floor", inner), 1)

@@ -1,4 +1,4 @@
-"""Generates random formulas with each kind of letters, as long as typical answers."""
+"""Generates random formulas of each kind. They have the length of typical answers."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from random import Random
 from formulas.trees import Letter, Number, Op, Tree, is_op
 
 _SUM, _PRODUCT, _POWER, _ATOM = range(4)
-"""Binding strength of a written formula, from a sum up to a form that never needs parentheses."""
+"""Operator precedence of a written formula, lowest first. An atom never needs parentheses."""
 _NAMES = {"theta": r"\theta", "alpha": r"\alpha", "pi": r"\pi"}
 _FUNCTIONS = frozenset({"sin", "cos", "tan", "sec", "csc", "cot", "ln", "arctan"})
 _SQUARED = frozenset({"sin", "cos", "tan", "sec", "csc", "cot"})
 _UNITS = ("km", "mm")
-"""Products of letters that readers take for units. They are written with a multiplication sign."""
+"""Products of variables that readers would mistake for units. They are written with a multiplication sign."""
 _STARTS_WITH_DIGIT = re.compile(r"-?\d")
 _ENDS_WITH_LETTER = re.compile(r"(?:^|[^\\A-Za-z])[A-Za-z]+$")
 _STARTS_WITH_LETTER = re.compile(r"[A-Za-z]")
@@ -22,7 +22,7 @@ _STARTS_WITH_FRACTION = re.compile(r"\\[dt]?frac")
 _ENDS_WITH_COMMAND = re.compile(r"\\[A-Za-z]+$")
 
 Written = tuple[str, int]
-"""The text of a formula and its binding strength."""
+"""The text of a formula and its precedence."""
 
 
 def latex(tree: Tree, random: Random | None = None) -> str:
@@ -60,7 +60,7 @@ class _Writer:
         return self._pick(f"({text})", rf"\left({text}\right)", rf"\left( {text} \right)")
 
     def _binding(self, tree: Tree, least: int) -> str:
-        """Return the formula, in parentheses if it binds less strongly than required."""
+        """Return the formula, in parentheses if its precedence is lower than `least`."""
         text, binding = self._written(tree)
         return text if binding >= least else self._enclosed(text)
 
@@ -128,7 +128,7 @@ class _Writer:
         return text
 
     def _between(self, left: str, right: str) -> str:
-        """Return the text between two factors that keeps them from being read as anything but a product."""
+        """Return the separator between two factors that makes them readable only as a product."""
         if left.endswith("|") or right.startswith("|"):
             return self._pick(r" \cdot ", r"\cdot ")
         after_number = left[-1].isdigit() or _STARTS_WITH_FRACTION.match(left) is not None

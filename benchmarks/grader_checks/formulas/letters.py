@@ -1,4 +1,4 @@
-"""The numbers that a letter stands for in each kind of formula, and random points of such numbers."""
+"""The domain of each variable (letter) in each kind of formula, and random points in these domains."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias, get_args
 
 Kind: TypeAlias = Literal["whole", "sizes", "real", "angles", "exponents", "mixed", "steps"]
 """`whole`: letters for whole numbers. `sizes`: whole numbers in order, k ≤ n, with factorials and binomials. `real`,
-`angles`: real numbers. `exponents`: whole exponents above real bases. `mixed`: letters of several of these. `steps`:
-whole or real numbers under floors, remainders, divisors, minima and absolute values."""
+`angles`: real numbers. `exponents`: whole exponents above real bases. `mixed`: letters of several of these kinds.
+`steps`: whole or real numbers under floors, remainders, divisors, minima and absolute values."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 WHOLE = ("n", "k", "m", "j")
@@ -22,7 +22,7 @@ POINTS = 36
 def points(kind: Kind, names: set[str], random: Random, count: int = POINTS) -> Iterator[dict[str, Fraction]]:
     """Return random points for a kind of formula: a third each of small, medium and large numbers.
 
-    Whole numbers are positive. With factorials and powers, they are small enough for exact values.
+    Whole numbers are positive. In formulas with factorials and powers, they are small enough to compute exact values.
     """
     for trial in range(count):
         size = trial % 3

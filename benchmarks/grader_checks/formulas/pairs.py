@@ -32,7 +32,7 @@ _WHOLE_ANSWERS = (
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A gold answer, and an answer that is altered and therefore wrong, or equal and therefore right."""
+    """A gold answer and an answer to grade, which is either altered and wrong, or equal and correct."""
 
     kind: Kind
     relation: Relation
@@ -54,7 +54,7 @@ class Pairs:
     dropped: Counter[tuple[Relation, Kind]] = field(default_factory=Counter)
 
     def __iter__(self) -> Iterator[Pair]:
-        """Yield pairs without end: an altered and an equal pair of each kind in turn."""
+        """Yield pairs endlessly: for each kind in turn, an altered pair and an equal pair."""
         random = Random(self.seed)
         while True:
             for kind in KINDS:

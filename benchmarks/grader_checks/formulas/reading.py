@@ -46,7 +46,7 @@ class Unread(Exception):
 
 
 def tokens(text: str) -> list[str]:
-    """Return the commands, numbers and signs of a text, without spaces and layout commands."""
+    """Return the LaTeX tokens of a text, without spaces and layout commands."""
     text = _SPACES.sub(" ", text.replace("\\operatorname{lcm}", "\\lcm ").replace("{,}", ","))
     return [_SIZED.sub(r"\\\1", token) for token in _TOKEN.findall(text)]
 
@@ -107,7 +107,7 @@ class _Reader:
             raise Unread(f"{token} expected, not {self.next}")
 
     def sum(self) -> Tree:
-        """Read terms and their signs. A remainder (mod) binds less strongly than all of them."""
+        """Read terms and their signs. A remainder (mod) has lower precedence than a sum."""
         terms = [self._term()]
         while self.next in {"+", "-"}:
             minus = self._take() == "-"

@@ -55,7 +55,7 @@ def _step(tree: Tree, random: Random) -> Tree:
 
 
 def _is_whole(tree: Tree) -> bool:
-    """Whether a formula is a whole number at all points of its letters."""
+    """Whether a formula is a whole number for all values of its variables."""
     match tree:
         case Number(value=value):
             return value.denominator == 1

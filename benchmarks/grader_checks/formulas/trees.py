@@ -95,7 +95,7 @@ def power(base: Tree | int, exponent: Tree | int) -> Tree:
 
 
 def call(name: str, *args: Tree | int) -> Tree:
-    """Return a function call, such as of `sin`, `floor`, `binom` or `factorial`."""
+    """Return a call of a function, such as `sin`, `floor`, `binom` or `factorial`."""
     return Op(name, tuple(map(as_tree, args)))
 
 

@@ -35,7 +35,7 @@ class Undefined(Exception):
 
 
 class Undecided(Exception):
-    """Raised if the value is too large or too close to a jump to be computed."""
+    """Raised if the value is too large, or too close to a discontinuity, to be computed."""
 
 
 def context(digits: int) -> Any:

@@ -80,7 +80,7 @@ D
 
 
 def table(text: str) -> tuple[str, ...]:
-    """Return the forms of a table. Two spaces or a new line separate forms."""
+    """Return the templates in a text. Two spaces or a new line separate templates."""
     return tuple(form for line in text.splitlines() for form in line.strip().split("  ") if form)
 
 
@@ -148,7 +148,7 @@ def _atom(random: Random) -> str:
 
 
 def _grown(random: Random, forms: tuple[str, ...], depth: int) -> str:
-    """Return an expression in which every @ of a form is replaced by another form."""
+    """Return a random template in which each @ is replaced by another template, `depth` times, and then by an atom."""
     text = random.choice(forms)
     for _ in range(depth):
         text = re.sub("@", lambda _: random.choice(forms), text, count=40)

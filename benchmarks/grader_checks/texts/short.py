@@ -1,8 +1,9 @@
-r"""Short texts in many notations, each of which might be taken for several answers, and gold answers for them.
+r"""Short texts in many notations, and gold answers. A grader might accept each text for several gold answers.
 
-`texts` generates them from a seed. Most are numbers and letters in forms with percent and degree signs, units, bases,
-lists, chains, plus-minus signs, remainders, functions, conditions and words. The others are formulas that have values
-only at some numbers, at which several of the gold answers agree.
+`texts` generates them from a seed. Most are made from templates into which numbers and letters are inserted. The
+templates have percent and degree signs, units, bases, lists, chains, plus-minus signs, remainders, functions,
+conditions and words. The other texts are formulas that are defined only for some values of the variable, for which
+several of the gold answers agree.
 """
 
 from __future__ import annotations
@@ -99,9 +100,9 @@ e^{\ln(@)}
 (@)\cdot 1^{x}
 """.strip().splitlines()
 )
-"""Forms around a formula. With the form, the formula has the same value or none."""
+"""Templates in which @ is replaced by a formula. The result has the formula's value, or is undefined."""
 _MASKED = 0.3
-"""Share of the texts that are formulas in such a form."""
+"""Share of the texts that are formulas inserted into a template of `_MASKS`."""
 
 _FORMS = tuple(
     r"""

@@ -394,7 +394,7 @@ def test_a_refusal_before_the_first_step_leaves_nothing(tmp_path: Path) -> None:
 
 @contextmanager
 def _no_file_larger_than(size: int) -> Iterator[None]:
-    """Limits the size of files, as a full disk does. Writing more raises OSError."""
+    """Limits the size of files, to simulate a full disk. Writing more raises OSError."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -545,7 +545,7 @@ BMI = {"name": "bmi", "parameters": {"type": "object", "properties": {}}}
 
 
 def conversations(path: Path, count: int) -> Path:
-    """Writes `count` conversations whose replies give a value, and as many that also have a system text."""
+    """Writes `count` conversations whose replies give a value, and as many that also have a system prompt."""
     rows = []
     for number in range(count):
         question = {"role": "user", "content": f"The BMI of patient {number}?"}

@@ -47,7 +47,7 @@ def wins(body: dict[str, Any]) -> str:
 
 
 def judging(label: Callable[[bool], str]) -> ChatStandIn:
-    """Returns a judge model. `label` gets whether the baseline's answer comes first, and returns the judge's label."""
+    """Returns a judge model that answers `label(first)`. `first` is true if the baseline's answer comes first."""
 
     def judge(body: dict[str, Any]) -> str:
         return f"My verdict is {label('FIRST baseline' in body['messages'][1]['content'])}."

@@ -1,4 +1,5 @@
-"""GPQA-Diamond: each sample has a random, reproducible order of choices. An answer may be a letter or its content."""
+"""GPQA-Diamond: each sample has a random, reproducible order of choices. An answer may be the letter of a choice or the
+choice's text."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class NoTools(SharedTools):
 
 
 class FixedAnswerEngine:
-    """Answers every question with the same text. A `#` in the text becomes the letter of the choice `reads`."""
+    """Answers every question with the same text. A `#` in the text is replaced by the letter of the choice that ends
+    with `reads`."""
 
     name = "says"
 
@@ -138,7 +140,8 @@ async def test_another_choice_is_wrong_by_letter_and_by_content(
 
 
 class MostlyTin(FixedAnswerEngine):
-    """Names the right choice by its letter in a third of the samples. Otherwise names tin by its letter or in words."""
+    """Names the right choice by its letter in a third of the samples. In the others, answers tin: by its letter or by
+    the word."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None

@@ -200,7 +200,7 @@ def lists_in(part: Any) -> Iterator[list[Any]]:
 
 
 def changed(fact: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields pairs of a change's name and a certificate that this change makes invalid."""
+    """Yields (name of a change, changed certificate) pairs. Each change makes the certificate invalid."""
     places = len(list(lists_in(fact["gold"])))
     for place in range(places):
         copy_of_fact = copy.deepcopy(fact)

@@ -1,4 +1,4 @@
-"""Meanings of letters: bound letters, letters of number sets, families, quantifiers and conditions."""
+"""Meanings of letters: bound variables, letters for number sets, families, quantifiers and conditions."""
 
 from __future__ import annotations
 

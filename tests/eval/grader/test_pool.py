@@ -23,7 +23,7 @@ from rstar2.eval.grader.pool import _Stopped, _Worker
 
 SLOW_GOLD = "\\sqrt{8}"
 SLOW_PRED = "\\boxed{2\\sqrt{2}}"
-"""A pair that only a worker decides."""
+"""A pair that cannot be graded without a worker process."""
 PAIRS = [
     ("7", "\\boxed{7}"),
     ("7", "\\boxed{8}"),

@@ -1,4 +1,5 @@
-"""Final turns × reading rules × endings: the combinations that earn the reward for gold 42."""
+"""Which final turns earn the reward for the gold answer 42, for each reading rule and each way in which a turn can
+end."""
 
 from __future__ import annotations
 

@@ -244,7 +244,8 @@ async def test_the_client_warns_once_if_no_judge_answers(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """After `health` has failed, the caller knows that no judge answers."""
+    """If `health` was called before, there is no warning, because its failure has told the caller that no judge
+    answers."""
     monkeypatch.setattr(client_connection, "WARN_S", 0.05)
     with socket.socket() as unused_port:
         unused_port.bind(("127.0.0.1", 0))

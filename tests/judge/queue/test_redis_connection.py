@@ -1,4 +1,4 @@
-"""Bare connections to a real server: each reply belongs to its command, and every wait has a limit."""
+"""Bare connections to a real Redis server: each reply belongs to its command, and every wait has a limit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def frozen(server: EmbeddedRedis) -> Iterator[None]:
 
 
 def numbered(*commands: Command) -> dict[int, Command]:
-    """Returns a dict from indices to the commands."""
+    """Returns the commands, keyed by their position."""
     return dict(enumerate(commands))
 
 

@@ -1,4 +1,4 @@
-"""The scripts that change the queue, on a real server."""
+"""The Lua scripts that change the queue, on a real Redis server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on tasks, disk space and memory hold in every tier, and protect what runs at the same time."""
+"""Limits on tasks, disk space and memory hold in every tier, and protect other programs that run at the same time."""
 
 from __future__ import annotations
 

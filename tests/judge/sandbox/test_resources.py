@@ -66,7 +66,8 @@ def get_worker(workers: GetWorker) -> Iterator[GetWorker]:
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """The process list of a group in which the kernel does not share processors among sessions."""
+    """The `cgroup.procs` of a new control group. In it, the kernel does not share CPUs fairly among sessions
+    (autogroup)."""
     parents = [Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")]
     parent = next((path for path in parents if (path / "cgroup.procs").exists()), parents[0])
     path = parent / f"tests-{uuid.uuid4().hex}"

@@ -78,8 +78,8 @@ def test_a_cell_over_its_time_is_interrupted_and_its_state_kept(
 
 
 class LateClock:
-    """The clock of a worker that is paused after it sends a cell, and that continues long after the cell's answer
-    arrived."""
+    """A clock that jumps ahead after the worker has sent a cell, as if the worker were paused until long after the
+    answer arrived."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -489,7 +489,8 @@ def _all_cpu_seconds(pids: list[int]) -> dict[int, float]:
 
 
 def _cpu_between_cells(sandbox: Sandbox) -> tuple[dict[int, float], dict[int, float], str]:
-    """CPU seconds of a session's processes after a cell, and after a program that ran since."""
+    """Returns the CPU seconds of a session's processes after a cell, the same after a later program, and the value of
+    a last cell."""
     before = programs(os.getpid())
     session = sandbox.open_session(kind="bare")
     code = _COMPUTE + (_START_PROCESSES if sandbox.isolation == "strict" else "")
@@ -521,7 +522,7 @@ for _ in range(20):
 
 
 def _evade_the_stop(sandbox: Sandbox) -> tuple[dict[int, float], dict[int, float]]:
-    """CPU seconds of a session's processes after a cell, and after a program that ran since."""
+    """Returns the CPU seconds of a session's processes after a cell, and again after a later program."""
     before = programs(os.getpid())
     session = sandbox.open_session(kind="bare")
     # The cell itself may run out of processes.
@@ -605,8 +606,8 @@ def _cells_that_compute(sandbox: Sandbox, timeout_s: float) -> tuple[bool, list[
     """Run three endless cells and one short cell of four sessions at the same time.
 
     Returns:
-        Whether each session was once the only one that was not paused. The results of the endless cells. The result of
-        the short cell. The wall time in seconds.
+        Whether every session was, at some time, the only one that was not paused (SIGSTOP). The results of the endless
+        cells. The result of the short cell. The wall time in seconds.
     """
     before = programs(os.getpid())
     sessions = [sandbox.open_session(kind="bare") for _ in range(4)]

@@ -75,7 +75,7 @@ def read_all(connection: socket.socket) -> bytes:
 def connected(judge: JudgeHandle, data: bytes) -> Iterator[socket.socket]:
     """Open a connection whose first data has arrived before the judge accepts the connection.
 
-    The judge's short read timeout then never ends because of a slow test.
+    A slow test therefore cannot exceed the judge's short read timeout.
     """
     [server] = parts(judge, "rstar2.judge.server.app")
     os.kill(server, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""The dispatcher fetches results whose notices it missed, for example while its process was stopped."""
+"""The dispatcher fetches results if it missed the notices about them, for example while its process was paused."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_a_cell_whose_connection_broke_is_not_run_again(
 
 @contextmanager
 def busy(judge: JudgeHandle, http: httpx.Client) -> Iterator[None]:
-    """Keep the only worker of a judge busy until the end of the block, with a program that waits for it."""
+    """Keep the only worker of a judge busy during the block. Its program ends when the block ends."""
     key = f"busy-{time.time_ns()}"
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(

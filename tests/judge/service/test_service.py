@@ -180,7 +180,7 @@ def test_without_isolation_a_token_is_made_and_what_is_written_is_private(tmp_pa
 
 @pytest.mark.long
 def test_large_programs_have_a_budget_in_bytes_and_none_is_lost(tmp_path: Path) -> None:
-    """In JSON, NUL bytes take six times their size, also in the queue."""
+    """A NUL byte takes six bytes in JSON, in which the queue stores programs."""
     budget, size, count = 12 << 20, 64 << 10, 120
     limits = ServerLimits(max_queued_bytes=budget)
     settings = ServiceSettings(folder=str(tmp_path), workers=1, limits=limits, preload=False)
@@ -380,7 +380,8 @@ local now = tonumber(redis.call('TIME')[1])
 redis.call('HSET', KEYS[1], ARGV[2], cjson.encode({tier = ARGV[3], till = now + tonumber(ARGV[4])}))
 return ''
 """
-"""What the script of version 0.1.0 writes when a judge requires a tier and no worker is weaker."""
+"""The writes of the script with which a judge of version 0.1.0 requires a tier. The script writes only if no worker has
+a weaker tier."""
 
 
 @pytest.mark.parametrize("isolation", ["strict", "landlock", "none"])

@@ -226,7 +226,7 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     sandbox, local = Quick(), LocalQueue()
     stored: list[bool] = []
-    """For each other task of the worker after a run, whether the run's result was already stored."""
+    """Whether the run's result was already stored, at each time that the worker did other work after the run."""
 
     def note_whether_stored(*_: object) -> None:
         if sandbox.runs:

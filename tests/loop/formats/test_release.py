@@ -1,4 +1,5 @@
-"""A template built like the authors' released one renders byte for byte; a server renders ours as rollouts do."""
+"""The release's format renders the same bytes as a template like the authors', and a server renders ours as rollouts
+do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the text of a result for the model, in both layouts."""
+"""Tests of the text that shows a tool's result to the model, in both layouts."""
 
 from __future__ import annotations
 

@@ -637,7 +637,7 @@ QWEN3 = r"""
 
 
 def _qwen3_template() -> str:
-    """Returns a chat template that writes the same as Qwen3's."""
+    """Returns a chat template with the same output as Qwen3's."""
     tokenizer = family_tokenizer("qwen3")
     renderer = families._renderer(tokenizer, "qwen3", {})
     text = tokenizer.decode(

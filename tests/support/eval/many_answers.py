@@ -13,7 +13,7 @@ MAX_CHARS = 4000
 
 
 def _forms(table: str) -> list[str]:
-    """Return the forms of a table. Two spaces or a new line separate forms; ␣ is a space at the end of a form."""
+    """Split a text into forms. Two spaces or a new line separate forms. The sign ␣ is a space at the end of a form."""
     lines = (line.split("  ") for line in table.strip().splitlines())
     return [form.strip().replace("␣", " ") for line in lines for form in line if form.strip()]
 

@@ -1,4 +1,4 @@
-"""A check that measures, starts a program that never ends, and never ends."""
+"""A check that takes a measurement, starts a program that never ends, and then hangs."""
 
 from __future__ import annotations
 

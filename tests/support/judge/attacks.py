@@ -175,7 +175,7 @@ def _check(name: str, sandbox: Sandbox | OrdinaryUser, host: Surroundings, befor
     """Make one host-side check. Returns a description of what is wrong, or an empty string.
 
     Raises:
-        ValueError: The check is unknown. A case that cannot be checked has not passed.
+        ValueError: The check is unknown. A case that cannot be checked counts as failed.
     """
     match name:
         case "outside_clean":
@@ -239,6 +239,6 @@ def _unlike(result: RunResult, pattern: str) -> str:
 
 
 def not_in_landlock(case: Case) -> str:
-    """Return the documented limit of the landlock tier because of which a case cannot succeed, or an empty string."""
+    """Return the documented limitation of the landlock tier that keeps a case from succeeding, or an empty string."""
     must_succeed = case.expect["status_any"] == ["ok"]
     return "Programs cannot start processes" if must_succeed and _STARTS_PROCESSES.search(case.code) else ""

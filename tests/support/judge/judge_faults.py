@@ -45,8 +45,8 @@ def parts(judge: JudgeHandle, name: str) -> list[int]:
 def kill_jails(workers: Iterable[int]) -> None:
     """Kill all processes that the workers have started: zygotes, their helpers and programs.
 
-    Each zygote is killed before its programs. A zygote that sees its program die reports that the program was killed by
-    a signal. This report would be right, because a program that kills itself ends in the same way.
+    Each zygote is killed before its programs. Otherwise the zygote would report that its program was killed by a
+    signal. The judge would accept this as the result, because a program that kills itself has the same result.
     """
     for pid in [pid for worker in workers for pid in parents_first(worker)]:
         with contextlib.suppress(ProcessLookupError):

@@ -33,7 +33,7 @@ def run_program(sandbox: Sandbox, request: RunRequest, run_id: str) -> RunResult
 
 
 class ThisUser:
-    """Calls functions with a sandbox in this process."""
+    """Calls functions in this process, and passes them a sandbox."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -47,11 +47,11 @@ class ThisUser:
 
 
 class OrdinaryUser:
-    """Calls functions with a sandbox in a process of an ordinary user.
+    """Calls functions in a process of an ordinary user, and passes them a sandbox.
 
-    The functions must be defined at module level. Their arguments and results are pickled. Other users may not be
-    allowed to enter parent folders of the interpreter and of this repository. In the user's process, accessible folders
-    replace these.
+    The functions must be defined at module level. Their arguments and results are pickled. Parent folders of the
+    interpreter and of this repository may be closed to other users. In the user's process, accessible folders replace
+    them.
 
     Args:
         start: Function that creates the sandbox in the user's process. Its arguments are a folder of the user, the

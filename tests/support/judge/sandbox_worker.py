@@ -100,7 +100,8 @@ class SandboxWorker:
 
 
 def _make_passable() -> None:
-    """Replace parent folders of the interpreter and the repository that only root may enter by accessible folders.
+    """Make the interpreter and the repository accessible: mount accessible folders over parent folders that only root
+    may enter.
 
     Only this process sees these mounts.
     """

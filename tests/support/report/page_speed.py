@@ -12,7 +12,8 @@ from support.report.report_page import open_page, search_for, texts
 
 
 def show_browser(page: Path) -> None:
-    """Print how long opening, filtering, searching and the longest trace take in Chromium."""
+    """Print how long Chromium takes to open the page, to filter and search its traces, and to show the longest
+    trace."""
     with open_browser() as browser:
         started = time.perf_counter()
         open_page(browser, page.as_uri())

@@ -27,7 +27,7 @@ class ChatStandIn:
         self.owned_by = "someone"
         """The `owned_by` of the models. vLLM's is `vllm`."""
         self.busy_answers = 0
-        """The number of following completions that are answered with 503."""
+        """The next `busy_answers` completions are answered with 503."""
         self.refuses = ""
         """If not empty, a request whose last message contains this text is answered with 400."""
         self.context: int | None = None

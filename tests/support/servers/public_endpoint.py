@@ -1,4 +1,5 @@
-"""A stand-in for public OpenAI-compatible endpoints. It has their rate limits, rejections, limits and odd answers.
+"""A stand-in for public OpenAI-compatible endpoints. It has their rate limits, context limits, rejected fields and odd
+answers.
 
 By default the stand-in answers every request with `ANSWER`. Its attributes change that.
 """
@@ -88,7 +89,7 @@ class PublicEndpoint:
         """The base URL while the endpoint is served."""
         self.requests: list[Body] = []
         self.rejected_count = 0
-        """The number of requests that were rejected for their rate."""
+        """The number of requests that were rejected by the rate limit."""
         self.models: list[Body] | None = [{"id": "m", "owned_by": "someone"}]
         """The models in the answer to /models. None if the endpoint has no such path."""
         self.rate: Allows | None = None
@@ -441,8 +442,8 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
         },
     ),
 }
-"""Errors of servers for a request that exceeds the context, by its prompt alone or together with its reply, keyed by
-server."""
+"""Error responses to a request that exceeds the context length, keyed by server. Either the prompt alone exceeds it, or
+the prompt and the reply together."""
 
 
 # Providers
@@ -645,7 +646,7 @@ PROVIDERS: dict[str, Provider] = {
 
 
 def stand_in(name: str) -> PublicEndpoint:
-    """Return the stand-in for a provider. Its first response is that of an exceeded rate limit."""
+    """Return the stand-in for a provider. Its first response is the provider's rate-limit error."""
     provider = PROVIDERS[name]
     endpoint = PublicEndpoint(provider.base)
     endpoint.models = provider.models

@@ -52,7 +52,7 @@ class StandIn:
         self.requests: list[dict[str, Any]] = []
         self.healthy = True
         self.busy_answers = 0
-        """The number of following completions that are answered with 503."""
+        """The next `busy_answers` completions are answered with 503."""
         self.delay_s = 0.0
         """Seconds before each completion, and before each streamed piece."""
         self.complete_until: int | None = None

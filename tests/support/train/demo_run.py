@@ -35,7 +35,7 @@ def finish(process: subprocess.Popen[bytes], run: Path) -> dict[str, Any]:
 
 
 def adam_steps(stage: Path) -> int:
-    """Return the number of updates in AdamW's moments at the end of a stage."""
+    """Return AdamW's update count in the last checkpoint of a stage."""
     import torch
 
     last = max(stage.glob("checkpoints/global_step_*"), key=lambda path: int(path.name.rpartition("_")[2]))

@@ -1,6 +1,7 @@
-"""Compares packed log-probabilities of a model that VERL's code shards with those of one rank in fp32, under torchrun.
+"""Compares packed log-probabilities of a sharded bf16 model with those of an unsharded fp32 model, under torchrun.
 
-Its argument is a file, to which it writes the errors of log-probabilities and gradients for each model.
+VERL's code shards the model. The argument names a file, to which this program writes the errors of log-probabilities
+and gradients for each model.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ def ray_nodes(folder: Path, gpus: list[int]) -> Iterator[dict[str, str]]:
 
 
 def _start(words: list[str], log: Path, env: dict[str, str]) -> Popen[bytes]:
-    """Start a node. Try again if the node gave up its agent, for which it always waits only 15 seconds."""
+    """Start a node. Retries if the node gave up because its agent had not started after 15 seconds, Ray's fixed
+    limit."""
     for _ in range(STARTS):
         log.unlink(missing_ok=True)
         node = start_bound([*_START, *words, "--object-store-memory=80000000"], log, env=env)

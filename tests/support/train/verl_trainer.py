@@ -94,7 +94,7 @@ def train(
 
 
 def train_failing(recipe: StageRecipe, model: Path, folder: Path, groups: list[Group]) -> FailedStep:
-    """Run one step whose groups fail in every rollout."""
+    """Run one step that is never trained on, because too many of its rollouts fail in every attempt."""
     sampler.FIRST_WAIT_S = 0.01
     trainer = _Trainer(recipe, model, folder, "as they are")
     faults: list[str] = []

@@ -31,8 +31,8 @@ def test_the_docs_have_the_table_as_it_is_calculated_today(comparison: ModuleTyp
 
 
 def test_memory_agrees_where_the_trainer_keeps_what_the_plan_counts(comparison: ModuleType) -> None:
-    """Compares the RL rows with recomputation, for the version of prime-rl that has most rows. Their memory is the
-    state, the layers' inputs, and the tensors of the current layer."""
+    """Compares the RL rows that use recomputation, for the version of prime-rl that has the most rows. Their memory
+    consists of the state, the layers' inputs, and the tensors of the current layer."""
     rows = [row for row in comparison.rows() if row.peak_gib and row.measured < "2026-06"]
     same = [row for row in rows if row.task == "rl" and row.checkpointing == "recompute"]
     assert len(same) == 8

@@ -1,4 +1,4 @@
-"""Tests of time limits that are too short for other parts of training.
+"""Tests of time limits that are too short for the estimated duration of what they limit.
 
 Each such limit gives one warning, and following its advice removes the warning.
 """

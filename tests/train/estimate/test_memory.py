@@ -58,7 +58,8 @@ def test_offloading_leaves_the_gpu_to_the_engine_and_fills_the_host() -> None:
 
 
 def test_verls_defaults_would_leave_three_full_length_rollouts_an_engine() -> None:
-    """Half of an H100 leaves a 14B model's engine too little KV cache. The profiles prevent that."""
+    """Half of an H100's memory leaves the engine of a 14B model too little room for the KV cache. The profiles prevent
+    that."""
     starved = ["hardware.engine_memory_share=0.5", "hardware.sequences_in_flight=256"]
     model = shape("Qwen3-14B")
     assert planned_memory(model, stage_recipe(3, None, starved)).full_length_rollouts <= 3
@@ -128,7 +129,8 @@ def test_sft_counts_conversations_where_verl_does() -> None:
 
 
 def test_a_gpus_micro_batches_are_as_few_as_hold_the_tokens_and_alike() -> None:
-    """Two pairs of GPUs have 16 of 32 rollouts each. A pair may have 2 × 4,608 tokens, and divides them."""
+    """Each of two pairs of GPUs has 16 of the 32 rollouts. A micro-batch of a pair may have 2 × 4,608 tokens, which the
+    two GPUs divide between them."""
     four = Hardware(gpus_per_node=4, sequence_parallel=2, attention="flash_attn")
     assert micro_batch_tokens(four, [600] * 32, limit=4608) == 16 * 600 / 2 / 2
     assert micro_batch_tokens(four, [500] * 32, limit=4608) == 16 * 500 / 2

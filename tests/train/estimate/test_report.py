@@ -210,7 +210,8 @@ def test_what_does_not_fit_is_told_with_the_key_to_change(changes: list[str], me
 
 
 def test_groups_that_are_replaced_are_rolled_out_too_and_told() -> None:
-    """DAPO replaces groups without a gradient, here half of them, up to three times a step's problems."""
+    """DAPO replaces groups without a gradient, here half of the groups. A step may have three times its problems as
+    replacements."""
     plain = estimated("Qwen3-14B", "64xh100").stages[1]
     refill = ("groups.refill_batches=3",)
     half = estimated("Qwen3-14B", "64xh100", *refill, assumptions=Assumptions(trained_groups=0.5)).stages[1]

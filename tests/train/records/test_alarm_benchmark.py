@@ -1,4 +1,5 @@
-"""Tests of the alarm benchmark, which counts collapses by the pass rate alone, and the alarms before each collapse."""
+"""Tests of the alarm benchmark, which detects collapses from the pass rate alone, and counts the alarms before each
+collapse."""
 
 from __future__ import annotations
 

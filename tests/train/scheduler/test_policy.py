@@ -228,7 +228,8 @@ def test_the_capacity_is_what_the_engine_reports() -> None:
 
 
 class World:
-    """Runs turns, ends and dying engines in any order, and checks the scheduler's state after each."""
+    """Simulates turns, ends of sessions and dying engines in any order, and checks the scheduler's state after each
+    event."""
 
     def __init__(self, capacities: list[int], window: int) -> None:
         self.now = 0.0

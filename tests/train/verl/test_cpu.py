@@ -29,8 +29,8 @@ def in_memory() -> int:
 
 
 def bytes_freed_by(ask: Callable[[], object]) -> int:
-    """Returns how many bytes of memory this process returns to the system when `ask` is called, after it freed 112
-    MiB."""
+    """Frees 112 MiB in this process, and then calls `ask`. Returns the bytes of memory that the call returns to the
+    system."""
     import torch
 
     # After the first freed block, glibc keeps blocks of its size.

@@ -80,7 +80,8 @@ def test_arguments_environment_folder_and_exit_code_are_those_of_the_client(
 
 
 def test_what_verl_loads_by_the_clients_environment_is_loaded(server: dict[str, str], tmp_path: Path) -> None:
-    """VERL alone would not load the modules, because it was imported before, without the client's environment."""
+    """VERL alone would not load the modules, because the fork server imported it earlier, without the client's
+    environment."""
     code = "import sys\nprint('colorsys' in sys.modules)"
     for module, expected in (("colorsys", "True"), ("", "False")):
         result = subprocess.run(

@@ -49,7 +49,7 @@ def rollout(outcome: str) -> Rollout | None:
 
 
 async def run_group(of: Groups, outcomes: str, uid: str = "a") -> list[int]:
-    """Returns the rollouts of a group that run, if VERL starts one for each outcome."""
+    """Starts a rollout for each outcome, as VERL does. Returns the numbers of the rollouts that run."""
     finished_samples: list[int] = []
 
     def make(number: int) -> Callable[[], Awaitable[Rollout | None]]:

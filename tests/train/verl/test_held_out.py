@@ -72,7 +72,7 @@ class ScriptedLoop:
 
 
 def worker(config: Any) -> Any:
-    """VERL's agent-loop worker and ours, with a scripted loop."""
+    """Our subclass of VERL's agent-loop worker, with a scripted loop."""
     from rstar2.train.verl.agent_loop_manager import AgentLoopWorker
 
     class Worker(AgentLoopWorker):

@@ -383,8 +383,8 @@ def test_once_the_judge_answers_the_step_is_rolled_out_again(
 def test_only_waiting_for_the_judge_counts_and_a_judge_that_keeps_losing_calls_ends_the_training(
     submit: Any, judge: JudgeHandle, tmp_path: Path
 ) -> None:
-    """Because a step may take longer than the limit, a step that is rolled out again does not mean that the judge is
-    away."""
+    """Only the time in which the sampler waits for the judge counts towards the limit. The time of a step that is
+    rolled out again does not count, because even a normal step may take longer than the limit."""
     settings = {"judge_url": judge.url, "judge_token": judge.token}
     (tmp_path / "agent_loop.yaml").write_text(json.dumps([settings]))
     groups = iter([("b", "1x10"), ("c", "1x10"), ("d", "1010"), *((name, "1x10") for name in "efghijklmn")])

@@ -39,7 +39,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_packed_sequences_do_not_see_each_other(kind: str, name: str) -> None:
     """Packed sequences have the same logits and gradients as each sequence alone. With sdpa, the row needs a mask.
 
-    Reading the row as one sequence shows that the comparison can fail.
+    As a control, the row is also computed as one sequence, which must give different logits.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -267,7 +267,7 @@ ALIKE: dict[ObjectiveName, ObjectiveName] = {
     "gmpo": "gspo",
     "sapo": "gspo",
 }
-"""Dict from objectives that use ratios differently to objectives that give the same result in a step's first update.
+"""Dict from each objective to one that uses ratios differently but gives the same result in a step's first update.
 
 In that update all ratios are 1.
 """

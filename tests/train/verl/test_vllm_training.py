@@ -229,7 +229,7 @@ class Comparison:
     difference: float
     """The largest difference of a log-probability, at temperature 1 and over the tokenizer's tokens."""
     unused: float
-    """The largest sum of the probabilities of rows in the model's vocabulary that have no token."""
+    """The largest total probability of the vocabulary rows that have no token."""
 
 
 def compare(model: Path, traces: list[Trace]) -> Comparison:

@@ -122,7 +122,7 @@ dist.destroy_process_group()
 
 
 def trainer(folder: Path, *words: str) -> Command:
-    """A command for two nodes with two ranks each, as SFT's."""
+    """A command for two nodes with two ranks each, like that of SFT."""
     (folder / "trainer.py").write_text(TRAINER)
     argv = [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"),
