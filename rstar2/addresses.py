@@ -28,7 +28,7 @@ def check_url(url: str, whose: str, example: str) -> None:
 
     Args:
         whose: names the owner of the URL in the error message, such as "a server's".
-        example: a correct URL, which the hint of the error shows.
+        example: a correct URL, shown in the error's hint.
     """
     try:
         parts = urlsplit(url)

@@ -26,7 +26,7 @@ from rstar2.flow_control import Allowance, FlowControl
 
 T = TypeVar("T")
 OnWait = Callable[[str], None]
-"""Called with the reason each time a request has to wait before it is sent again."""
+"""Called whenever a request has to wait before a retry. The argument is the reason."""
 
 ATTEMPTS = 4
 """Default number of failures after which one request is given up, if the service answers other requests in between."""
@@ -209,8 +209,8 @@ class Service:
 
     A request that the service refuses because of its rate limit is sent again any number of times, as long as the
     service answers other requests. After a refusal because of the rate limit, fewer requests are in flight, and no
-    request is sent during the pause that the service asks for. If the pause that the service asks for is longer than
-    the rest of the wait, the service is given up when no earlier request is in flight.
+    request is sent during the pause that the service asks for. The run gives up on the service if the requested pause
+    is longer than the rest of the wait and no earlier request is in flight.
     """
 
     def __init__(self, name: str, policy: RetryPolicy, wait_s: float) -> None:
@@ -331,8 +331,8 @@ class Service:
     async def _await_others(
         self, error: RateLimited, pause_s: float, began: float, attempt_began: float
     ) -> float:
-        """If the pause is longer than the rest of the wait, wait for the answers to earlier requests: an answer extends
-        the wait, so that the service is not given up.
+        """While the pause is longer than the rest of the wait, wait for answers to earlier requests. Each answer
+        extends the wait.
 
         Returns the seconds that are left of the pause. Raises what `_check_pause` raises.
         """
@@ -361,7 +361,7 @@ class Service:
         raise ServiceGone(f"{message}: {error.message}", hint, self) from error
 
     def _others_under_way(self, attempt_began: float) -> bool:
-        """Whether a request is in flight that was sent before the attempt that began at `attempt_began`."""
+        """Whether a request that was sent before `attempt_began` is still in flight."""
         return any(earlier < attempt_began for earlier in self._under_way.values())
 
     def _longest_pause(

@@ -209,7 +209,7 @@ def _checked_plan(request: _TrainRequest, model: str) -> TrainPlan:
     address = None if judge.url is None else (judge.url, judge.token)
     if address is not None:
         try_judge(*address)
-    with err.status("trying the GPUs, the nodes and the trackers"):
+    with err.status("checking the GPUs, the nodes and the trackers"):
         check_gpus(machines)
         check_nodes(machines, request.run, address)
         for trackers in {(recipe.trackers, recipe.trace_trackers) for recipe in recipes.values()}:

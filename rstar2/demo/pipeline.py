@@ -91,7 +91,8 @@ def _write_summary(pipeline: Pipeline, summary: dict[str, Any]) -> None:
 
 
 def fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
-    """Make the model and the flawed traces, and run SFT on them (stage 0). Returns the folder of SFT's model."""
+    """Make the model and the flawed traces, and fine-tune the model on the traces (stage 0). Returns the folder of the
+    fine-tuned model."""
     run, folder = pipeline.run, pipeline.run.path / "sft"
     if not is_done(folder):
         # The services of the trainer start while the model and the data are made.
