@@ -73,8 +73,8 @@ def install_command(extra: str) -> str:
 def installation_for(module: str, command: Sequence[str] = ()) -> str:
     """Returns the command that installs a missing module.
 
-    If the extra that the user's command needs has the module, the returned command installs that extra, so that nothing
-    else will be missing. Otherwise, the returned command installs the smallest extra with the module.
+    The returned command installs the extra that the user's command needs, so that nothing else will be missing. If that
+    extra does not contain the module, the command installs the smallest extra that contains it.
 
     Args:
         module: the name in `import MODULE`. Only the part before the first dot counts.

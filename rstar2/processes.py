@@ -128,14 +128,14 @@ def begin_module(settings: type[Settings]) -> Settings:
 def stop_group(
     process: subprocess.Popen[bytes], wait_s: float, stop_signal: signal.Signals = signal.SIGTERM
 ) -> None:
-    """Stop a process that leads its own session, with all processes of its group. See `stop_groups`."""
+    """Stop a session leader and all processes of its group. See `stop_groups`."""
     stop_groups([process], wait_s, stop_signal)
 
 
 def stop_groups(
     processes: Sequence[subprocess.Popen[bytes]], wait_s: float, stop_signal: signal.Signals = signal.SIGTERM
 ) -> None:
-    """Send a signal to processes that lead their own sessions, then kill them and all processes of their groups.
+    """Send a signal to session leaders, then kill them and all processes of their groups.
 
     All processes together have `wait_s` seconds to end before they are killed. If a KeyboardInterrupt arrives within
     this time, the processes are killed immediately.

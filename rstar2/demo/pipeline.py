@@ -1,4 +1,4 @@
-"""The demo: the training pipeline with a tiny model, which starts from random weights, and built-in problems.
+"""The demo: the training pipeline with built-in problems and a tiny model that starts from random weights.
 
 The run's folder has these files and folders beside those of `rstar2.train.pipeline`:
 
