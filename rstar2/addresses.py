@@ -17,8 +17,7 @@ _REDIS = re.compile(
     """,
     re.VERBOSE,
 )
-"""A URL that redis-py accepts. Characters in the password that the pattern does not allow have to be
-percent-encoded."""
+"""A URL that redis-py accepts. Password characters that the pattern does not allow must be percent-encoded."""
 _KEY = re.compile(r"[!-~]+")
 """A key that can follow `Authorization: Bearer`: printable ASCII characters without spaces."""
 

@@ -1,4 +1,4 @@
-"""Reads the user's input, of one or several lines, with a history over all chats and completion of commands."""
+"""Reads the user's input, which may have several lines. Completes commands, and keeps a history of all chats."""
 
 from __future__ import annotations
 

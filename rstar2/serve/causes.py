@@ -58,7 +58,7 @@ CAUSES = (
     _cause(
         r"max seq len .* is larger than the maximum number of tokens|needed, which is larger than the available "
         r"kv cache memory",
-        "the KV cache is too small for one conversation of that length",
+        "the KV cache is too small for one conversation of the maximum length",
         "Give a smaller --max-model-len or a larger --tp. On a machine without a GPU, give a larger --kv-gib.",
     ),
     _cause(
