@@ -17,8 +17,7 @@ _REDIS = re.compile(
     """,
     re.VERBOSE,
 )
-"""A URL that redis-py accepts. Characters in the password that the pattern does not allow have to be
-percent-encoded."""
+"""A URL that redis-py accepts. Password characters that the pattern does not allow must be percent-encoded."""
 _KEY = re.compile(r"[!-~]+")
 """A key that can follow `Authorization: Bearer`: printable ASCII characters without spaces."""
 
@@ -28,7 +27,7 @@ def check_url(url: str, whose: str, example: str) -> None:
 
     Args:
         whose: names the owner of the URL in the error message, such as "a server's".
-        example: a correct URL, which the hint of the error shows.
+        example: a correct URL, shown in the error's hint.
     """
     try:
         parts = urlsplit(url)

@@ -153,8 +153,8 @@ def _dotted(*parts: str) -> str:
 
 
 def _source(key: str, message: str, overrides: list[str], tables: tuple[str, ...]) -> tuple[str, str] | None:
-    """Returns the last override that set a key or a key inside it, and the table of the override. Returns None if there
-    is no such override.
+    """Returns the last override that set `key` or a key inside it, and the name in `tables` that contains the
+    overridden key. Returns None if there is no such override.
     """
     for override in reversed(overrides):
         changed_key = override.partition("=")[0].strip()

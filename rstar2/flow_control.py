@@ -58,8 +58,8 @@ class FlowControl:
         self.spread_s = 0.0
         """Total seconds for which requests were delayed so that none is refused."""
         self.round = 0
-        """How often the limit has been reduced. A new round begins with each reduction. If a refused request began in
-        an earlier round, the limit is not reduced again.
+        """Number of times that the limit has been reduced. A new round begins with each reduction. If a refused request
+        began in an earlier round, the limit is not reduced again.
         """
         self._clock = clock
         self._sleep = sleep

@@ -24,8 +24,8 @@ _COMMANDS = {
     "judge": "judge",
     "judge mcp": "mcp",
 }
-"""Maps a verb of the command line, or a verb with its command, to the extra that this verb or command needs. Verbs that
-are not listed need the extra `eval`.
+"""Dict from a verb, or a verb and its subcommand, to the extra that it needs. Verbs that are not listed need the extra
+`eval`.
 """
 _MODULES = {
     "ray": "verl",
@@ -34,7 +34,7 @@ _MODULES = {
     "omegaconf": "verl",
     "tokenizers": "transformers",
 }
-"""Modules that are in no extra. Each is mapped to a package that depends on the module and is in an extra.
+"""Dict from a module that is in no extra to a package that is in an extra and depends on the module.
 """
 
 
@@ -73,8 +73,8 @@ def install_command(extra: str) -> str:
 def installation_for(module: str, command: Sequence[str] = ()) -> str:
     """Returns the command that installs a missing module.
 
-    If the extra that the user's command needs has the module, the returned command installs that extra, so that nothing
-    else will be missing. Otherwise, the returned command installs the smallest extra with the module.
+    The returned command installs the extra that the user's command needs, so that nothing else will be missing. If that
+    extra does not contain the module, the command installs the smallest extra that contains it.
 
     Args:
         module: the name in `import MODULE`. Only the part before the first dot counts.

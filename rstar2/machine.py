@@ -54,7 +54,7 @@ GPU_KINDS = {
     "mi300x": GpuKind(int(191.7 * GIB), 5.3e12, 1307e12),
 }
 CPU = GpuKind(None, 1e10, 5e10)
-"""Rough speed of a rank on a CPU, for about two cores in fp32."""
+"""Rough figures for a rank on a CPU that has about two cores and computes in fp32."""
 
 
 def usable_cores() -> float:

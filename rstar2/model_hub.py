@@ -1,4 +1,5 @@
-"""Checks once whether the model hub has a model, so that a wrong name or a missing network is reported at once."""
+"""Checks whether the model hub has a model, with one request, so that a wrong name or a missing network is reported
+immediately."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ _QWEN3 = {
     "14B": (5120, 17408, 40, 40),
     "32B": (5120, 25600, 64, 64),
 }
-"""For each size of model: the hidden size, the size of the MLP, the number of layers and the number of heads."""
+"""Dict from model size to hidden size, MLP size, number of layers and number of attention heads."""
 _TIED = ("0.6B", "1.7B", "4B")
 _CHAT_CONTEXT, _BASE_CONTEXT, _2507_CONTEXT = 40_960, 32_768, 262_144
 

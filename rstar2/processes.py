@@ -111,7 +111,7 @@ def start_module(
 def begin_module(settings: type[Settings]) -> Settings:
     """Set up logging to standard error, and read the settings from standard input.
 
-    A module that `start_module` started calls this function first. The three standard streams become UTF-8, as in the
+    A module started by `start_module` calls this function first. The three standard streams become UTF-8, as in the
     parent, whatever the locale is. The settings are sent through standard input, because other programs could read them
     on a command line or in an environment. Unknown fields are ignored, because the parent may run an older version of
     this package.
@@ -128,17 +128,17 @@ def begin_module(settings: type[Settings]) -> Settings:
 def stop_group(
     process: subprocess.Popen[bytes], wait_s: float, stop_signal: signal.Signals = signal.SIGTERM
 ) -> None:
-    """Stop a process that leads its own session, with all processes of its group. See `stop_groups`."""
+    """Stop a session leader and all processes of its group. See `stop_groups`."""
     stop_groups([process], wait_s, stop_signal)
 
 
 def stop_groups(
     processes: Sequence[subprocess.Popen[bytes]], wait_s: float, stop_signal: signal.Signals = signal.SIGTERM
 ) -> None:
-    """Send a signal to processes that lead their own sessions, then kill them and all processes of their groups.
+    """Send a signal to session leaders, then kill them and all processes of their groups.
 
     All processes together have `wait_s` seconds to end before they are killed. If a KeyboardInterrupt arrives within
-    this time, the processes are killed at once.
+    this time, the processes are killed immediately.
     """
     deadline = time.monotonic() + wait_s
     try:

@@ -26,10 +26,10 @@ from rstar2.flow_control import Allowance, FlowControl
 
 T = TypeVar("T")
 OnWait = Callable[[str], None]
-"""Called with the reason each time a request has to wait before it is sent again."""
+"""Called whenever a request has to wait before a retry. The argument is the reason."""
 
 ATTEMPTS = 4
-"""Default number of failures after which one request is given up, if the service answers other requests in between."""
+"""Default number of failures after which a request is not retried, if the service answers other requests in between."""
 FIRST_ANSWER_S = 5.0
 """Default maximum number of seconds to wait for a service that has never answered. In most cases, the URL of a service
 that has never answered is wrong.
@@ -146,10 +146,10 @@ class RetryPolicy:
     """The rules by which a run waits for services that do not answer. All requests of the run share the policy.
 
     Args:
-        wait_s: a service is given up if it has answered no request for this many seconds.
+        wait_s: a service counts as gone if it has answered no request for this many seconds.
         pauses: the pauses between the attempts of one request.
-        attempts: a request is given up after this many failures, if the service answers other requests in between. See
-            `Service`.
+        attempts: a request is not retried after this many failures, if the service answers other requests in between.
+            See `Service`.
         first_answer_s: maximum number of seconds to wait for a service that has never answered.
         clock: returns the time in seconds.
         sleep: waits for a number of seconds.
@@ -177,8 +177,8 @@ class RetryPolicy:
 
         Args:
             name: the name of the service, also in messages.
-            longest_wait_s: the service is given up if it has answered no request for this many seconds. This limit has
-                an effect only if it is lower than the policy's `wait_s`.
+            longest_wait_s: the service counts as gone if it has answered no request for this many seconds. This limit
+                has an effect only if it is lower than the policy's `wait_s`.
         """
         if name not in self._services:
             self._services[name] = Service(name, self, min(self.wait_s, longest_wait_s))
@@ -201,16 +201,16 @@ class Service:
 
     The wait for a service is counted from the first failure after the service's last answer. If this failure is a
     timeout, the wait is counted from the start of the attempt that was too slow. For a request that was first sent
-    after this failure, the wait is counted from the time at which the request was first sent. No request is given up
-    while an earlier request is in flight, because the service may be working on it.
+    after this failure, the wait is counted from the time at which the request was first sent. The service does not
+    count as gone while an earlier request is in flight, because it may be working on that request.
 
     A failure counts against its request only if the service has answered other requests since the previous failure of
     the request. All failures of one outage therefore count as one failure.
 
     A request that the service refuses because of its rate limit is sent again any number of times, as long as the
     service answers other requests. After a refusal because of the rate limit, fewer requests are in flight, and no
-    request is sent during the pause that the service asks for. If the pause that the service asks for is longer than
-    the rest of the wait, the service is given up when no earlier request is in flight.
+    request is sent during the pause that the service asks for. The service counts as gone if the requested pause is
+    longer than the rest of the wait and no earlier request is in flight.
     """
 
     def __init__(self, name: str, policy: RetryPolicy, wait_s: float) -> None:
@@ -331,8 +331,8 @@ class Service:
     async def _await_others(
         self, error: RateLimited, pause_s: float, began: float, attempt_began: float
     ) -> float:
-        """If the pause is longer than the rest of the wait, wait for the answers to earlier requests: an answer extends
-        the wait, so that the service is not given up.
+        """While the pause is longer than the rest of the wait, wait for answers to earlier requests. Each answer
+        extends the wait.
 
         Returns the seconds that are left of the pause. Raises what `_check_pause` raises.
         """
@@ -361,7 +361,7 @@ class Service:
         raise ServiceGone(f"{message}: {error.message}", hint, self) from error
 
     def _others_under_way(self, attempt_began: float) -> bool:
-        """Whether a request is in flight that was sent before the attempt that began at `attempt_began`."""
+        """Whether a request that was sent before `attempt_began` is still in flight."""
         return any(earlier < attempt_began for earlier in self._under_way.values())
 
     def _longest_pause(

@@ -76,8 +76,8 @@ def open_run(
         compared: returns the part of a config that must be the same when the run is resumed.
 
     Raises:
-        UserError: the folder has other contents, or a run of another kind; the config of the run differs (the message
-            names the keys); or another process uses the folder.
+        UserError: the folder has other contents or a run of another kind, the config differs from the run's config (the
+            message names the keys), or another process uses the folder.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, not a run folder", "Give another folder with --run.")

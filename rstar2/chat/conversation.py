@@ -22,7 +22,7 @@ class AnswerRepeats(Failure):
 
 
 class ContextFull(Failure):
-    """After the conversation and the new question, the model's context has no room for an answer."""
+    """The conversation and the new question leave no room for an answer in the model's context."""
 
 
 @dataclass
@@ -160,9 +160,9 @@ class Conversation:
     async def resume(self, traces: Iterable[Trace]) -> str:
         """Continue a saved conversation, whose prompts must be in this model's format.
 
-        Answers that were taken back or discarded are in `traces` too. An answer that is missing in the prompts of later
-        answers is not added to the conversation. The system text of the saved conversation is used from now on. Returns
-        a line for the user if the system text changes, else "".
+        `traces` may also contain answers that were taken back or discarded. An answer is therefore left out of the
+        conversation if the prompts of later answers do not contain it. The system text of the saved conversation is
+        used from now on. Returns a line for the user if the system text changes, else "".
         """
         await self.reset()
         traces = list(traces)
@@ -214,7 +214,7 @@ class Conversation:
         return trace
 
     def _follows(self, trace: Trace, earlier: Trace, systems: Iterable[str | None]) -> bool:
-        """Whether an answer is the next one after `earlier`, which is the last answer of the conversation so far.
+        """Whether an answer directly follows `earlier`, the last answer of the conversation so far.
 
         If the trace does not record its system text, each text in `systems` is tried.
         """

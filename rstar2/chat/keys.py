@@ -1,4 +1,4 @@
-"""Hides keys that are pressed while a chat starts. Imports only the standard library, to be fast."""
+"""Turns off the terminal's echo while a chat starts. Imports only the standard library, to be fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def keys_unseen() -> Iterator[None]:
-    """Hide the keys that are pressed within a `with` block. The next prompt reads the hidden keys."""
+    """Turn off the terminal's echo within the `with` block. The next prompt reads the keys that were typed in the
+    block."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield
         return

@@ -12,7 +12,7 @@ BOX_START, BOX_END = "\ue000", "\ue001"
 """Marks around the content of `\\boxed{}`. The marks are private-use characters of Unicode, so no text contains
 them."""
 FORMULA_START, FORMULA_END = "\ue002", "\ue003"
-"""Marks around a formula, so that nothing in it is taken for Markdown."""
+"""Marks around a formula, so that its content is not parsed as Markdown."""
 _LONGEST = 2000
 """Maximum number of characters in a formula that is converted. A longer formula is shown as the model wrote it."""
 _OPENER = re.compile(r"\$(?=\S|\Z)|\\[\[(]|\\boxed\s*\{|\\[a-z]*\Z")

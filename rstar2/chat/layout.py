@@ -99,7 +99,7 @@ class WrappedText:
                 self.flush()
 
     def _print(self, text: str) -> None:
-        """Write text without line breaks. The content of boxes is emphasized."""
+        """Write text without line breaks. Text between `BOX_START` and `BOX_END` is emphasized."""
         for part in _MARKS.split(text):
             if part in (BOX_START, BOX_END):
                 self._boxed = part == BOX_START
@@ -109,9 +109,9 @@ class WrappedText:
 
 
 class CodeFrame:
-    """Writes a program that arrives in pieces, line by line, highlighted, in a frame.
+    """Writes streamed code line by line, with syntax highlighting and a frame.
 
-    `language` is a language of Pygments.
+    `language` is the name of a language that Pygments can highlight.
     """
 
     def __init__(self, out: Console, title: str, language: str = "python") -> None:

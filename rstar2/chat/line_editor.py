@@ -1,4 +1,4 @@
-"""Reads the user's input, of one or several lines, with a history over all chats and completion of commands."""
+"""Reads the user's input, which may have several lines. Completes commands, and keeps a history of all chats."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CommandCompleter(Completer):
 
     def __init__(self, choices: Mapping[str, tuple[str, ...] | None]) -> None:
         self._choices = choices
-        """For each command, the words that may follow it. For a command that takes a path, the value is None."""
+        """Dict from each command to the words that may follow it, or to None if the command takes a path."""
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
@@ -60,9 +60,7 @@ def _starting(typed: str, words: Iterable[str]) -> Iterator[Completion]:
 
 
 class EndSignal(Exception):
-    """One of the signals `ENDING` came while the user was typing. The only argument of the exception is the signal's
-    number.
-    """
+    """A signal in `ENDING` arrived while the user was typing. The exception's only argument is the signal's number."""
 
 
 class LineEditor:
@@ -93,7 +91,7 @@ class LineEditor:
             EOFError: the user pressed Ctrl-D.
             KeyboardInterrupt: the user pressed Ctrl-C. The editor's `typed` then contains the text that the user had
                 typed.
-            EndSignal: one of the signals `ENDING` came.
+            EndSignal: a signal in `ENDING` arrived.
         """
 
         def end(number: int) -> None:

@@ -294,7 +294,8 @@ class _Lines:
 
 
 def _is_no_span(line: str) -> bool:
-    """Whether a line that begins with a bracket or an underscore cannot begin with a link or with bold text."""
+    """True if a line begins with a bracket that cannot open a link, or with an underscore that cannot open bold
+    text."""
     if line.startswith("_"):
         return _MAYBE_STRONG.fullmatch(line) is None
     if not line.startswith("["):
@@ -305,7 +306,5 @@ def _is_no_span(line: str) -> bool:
 
 
 def _one_cell(row: str) -> str:
-    """Returns a table row in which each `|` in a formula or in code, as in `|x|`, is escaped, so that it does not end a
-    cell.
-    """
+    """Returns a table row with an escape before each `|` inside a formula or code, so that it does not end a cell."""
     return _IN_A_CELL.sub(lambda part: re.sub(r"(?<!\\)\|", r"\|", part[0]), row)

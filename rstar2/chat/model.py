@@ -25,7 +25,7 @@ EngineName = Literal["auto", "vllm", "transformers"]
 """The engine of a model on this machine. auto: vLLM if it is installed and the model is large enough to justify its
 start-up, else transformers."""
 TOOLS: dict[str, str] = {"program": "python_code_with_standard_io", "notebook": "jupyter_code"}
-"""Maps the values of `--tool` for shipped tools to the names that formats use for these tools."""
+"""Dict from the `--tool` value of a shipped tool to the name that formats use for the tool."""
 _HINT = (
     "Give --run RUN; or --model with a run, a stage, a model's folder or a hub id; or --url. "
     "`rstar2 runs list` shows the runs."
@@ -114,7 +114,7 @@ class OpenModel:
     checkpoint: str
     """The model's name and location, as shown to the user."""
     inexact: tuple[str, ...] = ()
-    """Names of the facts in the model's traces that are only estimates."""
+    """Descriptions of the values in the model's traces that are not exact."""
 
 
 async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
@@ -156,8 +156,8 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
 
 
 async def _reached(opening: Coroutine[Any, Any, T]) -> T:
-    """Opens a server's model and returns the result. An error is raised as UserError, because its likely cause is a
-    wrong URL or a wrong model name.
+    """Awaits `opening`, which opens a server's model, and returns its result. A Failure is raised as UserError, because
+    its likely cause is a wrong URL or a wrong model name.
     """
     with as_user_error():
         return await opening

@@ -10,19 +10,16 @@ from rstar2.loop.turns.codec import ChatCodec
 
 @dataclass(frozen=True)
 class RepetitionLimit:
-    """An answer is stopped as soon as a pattern at its end has been repeated up to this limit."""
+    """An answer is stopped as soon as the repetitions of a pattern at its end reach this limit."""
 
     times: int
     """Minimum number of repetitions of the pattern."""
     tokens: int
-    """Minimum number of tokens in all repetitions together. A short pattern must therefore be repeated more than
-    `times` times.
+    """Minimum total number of tokens in the repetitions. A short pattern therefore needs more than `times` repetitions.
     """
 
     def tokens_of(self, length: int) -> int:
-        """Returns the minimum number of tokens in all repetitions of a pattern together. `length` is the number of
-        tokens in the pattern.
-        """
+        """Returns the minimum total number of tokens in the repetitions of a pattern of `length` tokens."""
         return max(self.tokens, self.times * length)
 
 
@@ -55,7 +52,7 @@ def _has_digit(token_ids: list[int], codec: ChatCodec) -> bool:
 
 
 def _ends_in(token_ids: list[int], length: int, limit: RepetitionLimit) -> bool:
-    """Whether a pattern of `length` tokens is repeated up to `limit` at the end of an answer."""
+    """Whether an answer ends in a pattern of `length` tokens whose repetitions reach `limit`."""
     size = limit.tokens_of(length)
     # This runs after every token, so the last two patterns are compared first.
     if len(token_ids) < size or token_ids[-length:] != token_ids[-2 * length : -length]:

@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str, tuple[str, ...] | None]] = {
     "/reset": ("", "begin a new conversation; a notebook loses its variables", ()),
     "/retry": ("", "ask the last question again", ()),
     "/edit": ("", "edit the last question and ask it again", ()),
-    "/save": ("FOLDER", "save this conversation, and the rest of it as it continues", None),
+    "/save": ("FOLDER", "save this conversation and its later answers", None),
     "/load": ("FOLDER", "continue a saved conversation", None),
     "/system": ("[TEXT|off]", "show the system text, or set it for a new conversation", ("off",)),
     "/tools": ("", "show the tools that the model can call, and their limits", ()),
@@ -37,8 +37,8 @@ COMMANDS: dict[str, tuple[str, str, tuple[str, ...] | None]] = {
     "/stats": ("", "show the tokens, calls and time of this chat", ()),
     "/quit": ("", "exit, like Ctrl-D", ()),
 }
-"""For each command: its arguments, its help text, and the words that may follow it. For a command that takes a path,
-the words are None.
+"""Dict from each command to its arguments, its help text, and the words that may follow it. If the command takes a
+path, the words are None.
 """
 _COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL)
 KEYS = {
@@ -46,7 +46,7 @@ KEYS = {
     "Alt-Enter, or \\ before Enter": "start a new line",
     "Tab": "complete a command",
     "Arrow keys": "recall earlier input",
-    "Ctrl-C": "stop an answer and keep what was written; at the prompt, clear the line; twice, exit",
+    "Ctrl-C": "stop an answer and keep what was written; at the prompt, clear the line; pressed twice, exit",
 }
 
 

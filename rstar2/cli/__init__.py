@@ -45,8 +45,8 @@ def _exit_on_signal(number: int, _frame: object) -> None:
 def main() -> None:
     """Run the command line.
 
-    The exit code is 2 after a mistake of the user, 1 after a failure, and 130 after Ctrl-C. `rstar2.train.stopping` has
-    the exit codes of a training run that a scheduler stopped.
+    The exit code is 2 after a user error, 1 after a failure, and 130 after Ctrl-C. `rstar2.train.stopping` has the exit
+    codes of a training run that a scheduler stopped.
     """
     # SIGTERM of a scheduler ends a run in the same way as Ctrl-C: child processes are stopped and the status is
     # written. SIGHUP of a closed terminal does the same, unless nohup ignores it.

@@ -49,7 +49,7 @@ EPILOG = examples(
 def command(
     run: Annotated[
         Path | None,
-        typer.Option(help="The folder of a run. The chat is with the model that the run trained."),
+        typer.Option(help="The folder of a run. The chat uses the model that the run trained."),
     ] = None,
     model: common.Model = None,
     url: Annotated[

@@ -309,7 +309,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 _PAGE_PROGRESS_S = 2.0
-"""Seconds between two updates of the progress that is shown while a report page is written."""
+"""Seconds between progress updates while a report page is written."""
 
 
 def write_page(run: Path, output: Path | None = None) -> Path:
@@ -379,7 +379,8 @@ def examples(*lines: tuple[str, str]) -> str:
 
 
 def _continued(command: str) -> str:
-    """Returns a command line in lines of at most `EXAMPLE_WIDTH` characters. A new line begins with an option."""
+    """Returns a command line, wrapped to lines of at most `EXAMPLE_WIDTH` characters. Lines are broken only before
+    options."""
     first, *options = re.split(r" (?=--?[a-z])", command)
     lines = [first]
     for option in options:

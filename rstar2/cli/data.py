@@ -366,9 +366,9 @@ def _print_file(contents: str, file: Path) -> None:
 
 
 _FORM_NOTES = {
-    "mixed": "× only some turns of a conversation keep the format's form: it is shown without its system text",
-    "lost_thoughts": "× a thought is left out, since the format has no place for it",
-    "unlearnt_turns": "× a turn is not learnt from, since the format's later prompts leave out its thought",
+    "mixed": "× a conversation is shown without its system text, because only some turns have the format's form",
+    "lost_thoughts": "× a thought is left out, because the format has no place for it",
+    "unlearnt_turns": "× a turn is not trained on, because the format's later prompts leave out its thought",
 }
 """Dict from the name of a count in `FormCounts` to the warning that is printed if the count is not 0."""
 
@@ -534,9 +534,9 @@ def from_traces(
 ) -> None:
     """Make an SFT set from a run's correct, clean traces (rejection sampling), with a data card.
 
-    A trace is taken if its answer is correct and in the form that RL rewards, if it was not cut off, and if no more
-    calls failed than --failed-calls allows. The rows contain the token ids that the model wrote. Traces of held-out
-    problems and of benchmarks are left out, unless RUN is exactly the folder or file with these traces.
+    A trace is taken if its answer is correct and in the form that RL rewards, it was not cut off, and it has at most
+    --failed-calls failed calls. The rows contain the token ids that the model wrote. Traces of held-out problems and of
+    benchmarks are left out, unless RUN is exactly the folder or file with these traces.
     """
     from rstar2.data.mixture.prepare import prepare
     from rstar2.train.rejection import Selection, plan_traces, traces_of

@@ -75,9 +75,9 @@ def command(
     """Check what this machine can run, and show the commands that fix what is missing.
 
     The exit code is 0 if every installed extra can run, else 1. Extras that are not installed do not matter. In the
-    JSON output, `laptop_ready` says whether `rstar2 demo` can run, and a finding is `broken` if something that is
-    installed cannot run because of it. With --gpu-check, the exit code is 1 if a check failed. A check that cannot run
-    here is reported as not run.
+    JSON output, `laptop_ready` says whether `rstar2 demo` can run. A finding is `broken` if it prevents something that
+    is installed from running. With --gpu-check, the exit code is 1 if a check failed. A check that cannot run here is
+    reported as not run.
     """
     if gpu_check:
         if as_json:
@@ -133,7 +133,7 @@ def _examine(as_json: bool) -> None:
             extras = f"the extras {', '.join(complete)}" if complete else "the package without extras"
             out.print(
                 f"[green]What is installed can run:[/] {extras}. The commands above install the other extras. "
-                "[cyan]rstar2 demo[/] needs the extra laptop.",
+                "[cyan]rstar2 demo[/] needs the extra `laptop`.",
                 highlight=False,
             )
     raise typer.Exit(0 if works else 1)

@@ -87,7 +87,7 @@ JudgeModelUrl = Annotated[
     ),
 ]
 JudgeModelName = Annotated[
-    str | None, typer.Option(help="Which model of the --judge-model-url server, if it has several.")
+    str | None, typer.Option(help="Which model of the --judge-model-url server to use, if it has several.")
 ]
 NativeCalls = Annotated[
     bool,
@@ -213,7 +213,7 @@ def run(
     judge_model_name: JudgeModelName = None,
     native_calls: NativeCalls = False,
     in_flight: Annotated[
-        int, typer.Option(min=1, help="Number of rollouts, and of gradings, that run at once.")
+        int, typer.Option(min=1, help="Number of rollouts, and of gradings, that run at the same time.")
     ] = 64,
     wait: Wait = 300.0,
     run_folder: RunFolder = None,
@@ -315,7 +315,7 @@ def setup(
         ("start no more samples; those in flight finish", "rstar2 eval ctl runs/night pause"),
         ("start samples again", "rstar2 eval ctl runs/night resume"),
         ("run 16 samples at once", "rstar2 eval ctl runs/night in-flight 16"),
-        ("give up a sample that does not end", "rstar2 eval ctl runs/night cancel aime24/60/3"),
+        ("cancel a sample that does not finish", "rstar2 eval ctl runs/night cancel aime24/60/3"),
     )
 )
 def ctl(

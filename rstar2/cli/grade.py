@@ -132,7 +132,7 @@ def _grade(
 
     Returns:
         The number of rows with each verdict, a line for each row that could not be graded, and a line for each correct
-        verdict that its certificate does not confirm.
+        verdict that is not confirmed by its certificate.
     """
     from collections import Counter
 
@@ -172,7 +172,7 @@ def _summary(counts: Counter[str], output: Path | None) -> None:
     table = Table(
         title=counted(total, "row") + where,
         title_justify="left",
-        caption="share: of all rows. 95 % interval: of the share, for rows that are independent of each other.",
+        caption="share: share of all rows. 95 % interval: confidence interval of the share, for independent rows.",
         caption_justify="left",
     )
     for heading in ("verdict", "rows", "share", "95 % interval"):

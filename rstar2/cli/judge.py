@@ -104,7 +104,7 @@ def up(
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="A host name, besides localhost, under which clients may reach a judge without a token. Repeatable."
+            help="For a judge without a token: accept this host name in requests, in addition to localhost. Repeatable."
         ),
     ] = None,
     preload: Preload = True,

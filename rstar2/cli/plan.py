@@ -210,7 +210,7 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: Survey, run: P
     block(
         "checkpoints",
         {
-            "steps from one to the next": f"{checkpoint.steps_between}",
+            "steps between two checkpoints": f"{checkpoint.steps_between}",
             "seconds to save one": f"{checkpoint.save_s:,.0f}",
             "hours that a kill can cost": f"{checkpoint.lost_s / 3600:,.1f}",
             "seconds from the signal to the time limit": f"{checkpoint.signal_before_s:,.0f}",
@@ -223,7 +223,7 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: Survey, run: P
 
 
 def warn_before_sft(plan: SftPlan, run: Path) -> None:
-    """Print warnings before SFT starts, about memory, limits, disk space, and what the conversations teach."""
+    """Print warnings before SFT starts, about memory, limits, disk space, and the form of the conversations."""
     _warn(plan.split.data.form.warnings())
     shape = _shape(plan.model)
     if shape is not None:
@@ -375,7 +375,7 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe], named: str | N
     rows.add("cores for the judge", lambda each: f"{each.judge.cores}")
     rows.add("agent loop processes", lambda each: f"{each.agent_loop_processes}")
     rows.block("checkpoints")
-    rows.add("steps from one to the next", lambda each: f"{each.checkpoint.steps_between}")
+    rows.add("steps between two checkpoints", lambda each: f"{each.checkpoint.steps_between}")
     rows.add("seconds to save one", lambda each: f"{each.checkpoint.save_s:,.0f}")
     rows.add("hours that a kill can cost", lambda each: f"{each.checkpoint.lost_s / 3600:,.1f}")
     rows.add(

@@ -47,7 +47,7 @@ EPILOG = examples(
         "--set batch=16 --set lr=3e-3 --set epochs=1 --run runs/tiny",
     ),
     (
-        "measure the model on problems every 200 steps, and return the one that solves most of them",
+        "measure the model on held-out problems every 200 steps, and choose the step that solves the most",
         "rstar2 sft --model Qwen/Qwen3-14B-Base --data data/sft --run runs/sft "
         "--set held_out.data=data/rl-held-out --set held_out.every=200",
     ),
@@ -145,7 +145,7 @@ def _checked_plan(recipe: SftRecipe, model: str, data: Path, run: Path, judge: J
 
     check_hardware([recipe.hardware])
     check_folder(run)
-    with err.status("trying the GPUs, the nodes and the trackers"):
+    with err.status("checking the GPUs, the nodes and the trackers"):
         check_gpus([recipe.hardware])
         check_nodes([recipe.hardware], run, None)
         check_login(recipe.trackers)

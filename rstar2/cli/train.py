@@ -158,8 +158,8 @@ class _TrainRequest:
 def _show_plan(request: _TrainRequest, model: Path | str) -> None:
     """Print the plan, the resolved recipes and VERL's commands.
 
-    Raises UserError if the data or the model's tokenizer cannot be used. A model that is not on this machine, named by
-    its hub id, is not checked.
+    Raises UserError if the data or the model's tokenizer cannot be used. A model that is named by its hub id is not
+    checked if it is not on this machine.
     """
     from rstar2.cli.plan import show_run
     from rstar2.train.command import stage_commands
@@ -209,7 +209,7 @@ def _checked_plan(request: _TrainRequest, model: str) -> TrainPlan:
     address = None if judge.url is None else (judge.url, judge.token)
     if address is not None:
         try_judge(*address)
-    with err.status("trying the GPUs, the nodes and the trackers"):
+    with err.status("checking the GPUs, the nodes and the trackers"):
         check_gpus(machines)
         check_nodes(machines, request.run, address)
         for trackers in {(recipe.trackers, recipe.trace_trackers) for recipe in recipes.values()}:
@@ -224,7 +224,7 @@ def _checked_plan(request: _TrainRequest, model: str) -> TrainPlan:
 
 
 def _train(plan: TrainPlan, run: Path) -> None:
-    """Run the stages of a plan, and show their progress and the time they took."""
+    """Run the stages of a plan, and show their progress and durations."""
     for line in left_out(plan):
         out.print(line, markup=False, soft_wrap=True)
     warn_before_start(plan, run)

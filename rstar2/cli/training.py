@@ -71,7 +71,7 @@ def shell_lines(argv: list[str]) -> str:
 def _quoted(word: str) -> str:
     """Quote a word for a shell.
 
-    Double quotes are used if the word has a single quote and no character that double quotes do not protect.
+    Double quotes are used if the word contains a single quote but no character that is special within double quotes.
     """
     return f'"{word}"' if "'" in word and not set('"$`\\!') & set(word) else shlex.quote(word)
 
@@ -132,8 +132,8 @@ def worker_environment_line() -> str:
 
 _TIMING_ROWS = (
     ("start_up_s", "start-up", "judge, Python, VERL, Ray and its actors"),
-    ("rollout_s", "rollout", "until all rollouts of a step are graded"),
-    ("judge_s", "  judge", "part of rollout: an average rollout waits for its calls"),
+    ("rollout_s", "rollout", "generation, tool calls and grading of all rollouts"),
+    ("judge_s", "  judge", "part of rollout: mean time that a rollout waits for tools"),
     ("update_s", "update", "log-probabilities, optimizer, weights to the engine"),
     ("checkpoint_s", "checkpoints", "written by VERL"),
     ("evaluation_s", "evaluation", "held-out problems; training problems for the filter"),

@@ -45,7 +45,7 @@ VERBS: dict[str, dict[str, str]] = {
         "serve": "Serve a model, or the agent with its tools, over an OpenAI-compatible HTTP API.",
     },
 }
-"""Dict from heading to a dict from verb to its line of help, in the order of the help text."""
+"""Headings and verbs in the order of the help text. Each heading has a dict from verb to the verb's line of help."""
 
 EXAMPLES = (
     ("train a tiny model with the whole recipe, in minutes", "rstar2 demo"),

@@ -1,4 +1,4 @@
-"""The demo: the training pipeline with a tiny model, which starts from random weights, and built-in problems.
+"""The demo: the training pipeline with built-in problems and a tiny model that starts from random weights.
 
 The run's folder has these files and folders beside those of `rstar2.train.pipeline`:
 
@@ -91,7 +91,8 @@ def _write_summary(pipeline: Pipeline, summary: dict[str, Any]) -> None:
 
 
 def fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
-    """Make the model and the flawed traces, and run SFT on them (stage 0). Returns the folder of SFT's model."""
+    """Make the model and the flawed traces, and fine-tune the model on the traces (stage 0). Returns the folder of the
+    fine-tuned model."""
     run, folder = pipeline.run, pipeline.run.path / "sft"
     if not is_done(folder):
         # The services of the trainer start while the model and the data are made.

@@ -20,8 +20,8 @@ _ARMS = (("GRPO-RoC", ".", "#1f6feb"), ("plain GRPO", "plain", "#d97706"))
 _COLUMNS = ("accuracy", "95 %", "failed", "repaired", "calls", "tokens", "time")
 _CAPTION = (
     "accuracy: share of correct samples, with its 95 % interval. failed: share of failed calls in correct traces. "
-    "repaired: share of the turns with a failed call that a turn with right calls follows. calls, tokens: means of a "
-    "trace. time: of the phase and its measurement."
+    "repaired: share of the turns with a failed call that are followed by a turn whose calls succeed. calls, tokens: "
+    "mean per trace. time: duration of the phase and its measurement."
 )
 _PANELS = (
     ("Failed calls in correct traces, %", "failed", 100.0),
@@ -95,7 +95,7 @@ def write_figure(run: Path) -> Path:
     """Write `figure4.svg` to the run's folder and return its path.
 
     The figure covers all rollouts of a step, before Resampling on Correct (RoC) selects half of them. Thin lines are
-    values of single steps, and thick lines are means of several steps. Dotted lines are the starts of stages.
+    values of single steps, and thick lines are means of several steps. A dotted line marks the start of a stage.
     """
     import matplotlib.pyplot as plt
 

@@ -4,8 +4,8 @@ The folder of the tiny model is like that of a published base model, so that cod
 fails with the tiny model too. docs/fidelity.md lists the remaining differences.
 
 The model must learn to copy numbers from the problem into code, and tool output into the answer. To make copying easy,
-each digit is one token: the model learns ten digits instead of thousands of numbers. Merges turn all fixed text into a
-few long tokens, so that the distance from a number to its copy has few possible values.
+each digit is one token: the model learns ten digits instead of thousands of numbers. The tokenizer's merges encode all
+fixed text as a few long tokens, so that the distance from a number to its copy has few possible values.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def hub_cache() -> Finding:
-    """Checks the hub's cache: its folder, its models and data sets, its free space, and whether the hub is used."""
+    """Checks the hub's cache (folder, models and data sets, free space), and whether requests to the hub are
+    allowed."""
     cache = _cache_folder()
     cached = sum(1 for kind in ("models", "datasets") for _ in cache.glob(f"{kind}--*"))
     folder = existing_folder(cache)

@@ -33,8 +33,8 @@ _ONLY_WITH = {
     LAPTOP: "verl",
     GPU: "verl",
 }
-"""For each extra, a package that is rarely installed without it. The extra's other packages may come from another
-extra."""
+"""Dict from each extra to a package that is rarely installed without the extra. The extra's other packages may come
+from another extra."""
 
 
 def python() -> Finding:

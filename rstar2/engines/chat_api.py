@@ -1,6 +1,6 @@
 """An engine for any OpenAI-compatible chat endpoint. The endpoint applies its own chat template: text in, text out.
 
-A chat API needs no tokenizer. Facts that depend on a tokenizer are therefore not exact (`INEXACT`), see
+A chat API needs no tokenizer. Values that depend on a tokenizer are therefore not exact (`INEXACT`), see
 `rstar2.engines.text_tokens`.
 """
 
@@ -29,7 +29,7 @@ INEXACT = (
     "thought in earlier turns: it is not sent again",
     "log-probabilities: none",
 )
-"""Facts that are not exact in rollouts over a chat API. Results list these facts."""
+"""Descriptions of the values that are not exact in rollouts over a chat API. Results list these descriptions."""
 _SURE_ROOM = 1024
 """If the estimated rest of the context is smaller than this number of tokens, the request asks for the whole budget.
 
@@ -178,8 +178,8 @@ class ChatEngine(VLLMEngine):
         if served is not None:
             self._server.note_limits(served)
         self._counts: OrderedDict[int, int] = OrderedDict()
-        """Maps each prefix of a conversation that ends at the end of a turn to the server's token count of the prefix.
-        The key is a hash of the prefix's ids.
+        """Dict from the hash of a conversation prefix's ids to the server's token count of the prefix. Each prefix ends
+        at the end of a turn.
         """
 
     async def generate(

@@ -1,8 +1,8 @@
 """An HTTP transport for hundreds of concurrent requests, with one connection pool per request.
 
-Whenever a request starts or ends, httpx's connection pool does work that grows with the square of its connections. With
-more than about a hundred connections, this work takes longer than the requests. In this transport, each request uses a
-pool with a single connection.
+Whenever a request starts or ends, httpx's connection pool does work that grows with the square of the number of its
+connections. With more than about a hundred connections, this work takes longer than the requests. In this transport,
+each request uses a pool with a single connection.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class OneConnectionEach(httpx.AsyncBaseTransport):
     def _discard(self, pool: httpx.AsyncHTTPTransport) -> None:
         """Close a pool whose request was interrupted.
 
-        If a task is cancelled while it closes a response, httpx does not finish closing, and the pool would regard its
+        If a task is cancelled while it closes a response, httpx does not finish closing, and the pool would treat its
         only connection as in use forever.
         """
         self._all.remove(pool)

@@ -279,7 +279,7 @@ class HFEngine:
     def _sample(self, logits: torch.Tensor, rows: list[_Row]) -> None:
         """Sample one token per row by inverse transform. Each row has its own stream of random numbers.
 
-        If a row's token cannot be sampled or cannot be passed on, only this row fails.
+        If a row's token cannot be sampled, or the row's `on_token` raises an exception, only this row fails.
         """
         temperature = torch.tensor([row.sampling.temperature for row in rows])
         greedy = temperature < GREEDY_BELOW

@@ -16,8 +16,8 @@ from rstar2.retry import RetryPolicy, Service, ServiceGone
 T = TypeVar("T")
 TURN_TIMEOUT_S = 3600.0
 _MAX_WAIT_FOR_ONE_OF_SEVERAL_S = 60.0
-"""If a pool has several engines, an engine that has not answered for this many seconds counts as failed, and the other
-engines take over its rollouts.
+"""In a pool of several engines, an engine counts as failed if it has not answered for this many seconds. The other
+engines then take over its rollouts.
 """
 
 
@@ -76,7 +76,7 @@ class RetryingEngine:
 
 
 def _attempt_error(error: EngineUnavailable, sent_tokens: bool) -> EngineError:
-    """Returns the error of an attempt.
+    """Returns the error to raise for a failed attempt.
 
     If the caller has already received tokens, the error ends the turn, because a retry would send these tokens twice.
     """

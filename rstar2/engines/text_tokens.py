@@ -181,7 +181,7 @@ def _add_reply(messages: list[Message], content: str) -> None:
 
 
 def plain_messages(messages: Sequence[Message]) -> list[Message]:
-    """Returns the messages. Text in them that looks like the start or end of a message is broken up."""
+    """Returns the messages, in which text that looks like the start or end of a message is broken up."""
     return [
         {**message, "content": without_turn_tokens(message["content"])}
         if isinstance(message.get("content"), str)

@@ -58,7 +58,7 @@ CAUSES = (
     _cause(
         r"max seq len .* is larger than the maximum number of tokens|needed, which is larger than the available "
         r"kv cache memory",
-        "the KV cache is too small for one conversation of that length",
+        "the KV cache is too small for one conversation of the maximum length",
         "Give a smaller --max-model-len or a larger --tp. On a machine without a GPU, give a larger --kv-gib.",
     ),
     _cause(
@@ -124,8 +124,8 @@ def explained(how: str, log: Path, unknown: type[RStarError] = Failure) -> RStar
     Args:
         how: the beginning of the message, which says how the server failed.
         log: the server's log. If the log has a known cause, the error has that cause, its advice and its type.
-        unknown: the type of the error if the log has no known cause. The hint of an error of this type shows vLLM's
-            earlier error, or else the end of the log.
+        unknown: the type of the error if the log has no known cause. In this case, the hint shows vLLM's earlier error
+            or, if there is none, the end of the log.
     """
     cause = find_cause(log)
     if cause is None:
@@ -136,8 +136,8 @@ def explained(how: str, log: Path, unknown: type[RStarError] = Failure) -> RStar
 
 
 def _root_error(lines: list[str]) -> str | None:
-    """Returns the earlier error to which vLLM's last error refers, without vLLM's prefix, or None if it refers to no
-    other error.
+    """Returns the earlier error that vLLM's last error refers to, without vLLM's prefix. Returns None if the last error
+    refers to no earlier error.
     """
     if not any(_POINTER in line for line in lines):
         return None

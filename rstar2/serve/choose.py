@@ -289,7 +289,7 @@ def _generation_arguments(chosen: Chosen) -> list[str]:
     files = files_of(chosen.model)
     if files is None:
         chosen.notes.append(
-            "the model is not on this machine yet, so vLLM ends texts as the model's files say; "
+            "the model is not on this machine yet, so its files decide where vLLM stops; "
             "restart the server after the download, to compare these files with the model's format"
         )
         return []
@@ -299,7 +299,7 @@ def _generation_arguments(chosen: Chosen) -> list[str]:
     folder = chosen.folder / "generation"
     chosen.files[str(folder / GENERATION_CONFIG)] = json.dumps(generation)
     chosen.notes.append(
-        "the model's own files do not end a text at the end of a turn; vLLM gets a generation config that does"
+        "the model's own files do not make vLLM stop at the end of a turn; vLLM gets a generation config that does"
     )
     return ["--generation-config", str(folder)]
 

@@ -22,8 +22,8 @@ _TIMEOUT_S = 5.0
 def figures(server: ServerHandle) -> dict[str, Any]:
     """Returns the server's `state`, and the load of its engines.
 
-    The load is the number of `running` and of `waiting` requests over all engines, and the share of the fullest
-    engine's `kv_cache` that is in use. A figure is None if no engine reports it.
+    The load is the number of `running` and of `waiting` requests over all engines, and `kv_cache`: the share of the
+    fullest engine's KV cache that is in use. A figure is None if no engine reports it.
     """
     if server.error or server.loading:
         state = "gave up" if server.error else "loading"

@@ -1,4 +1,4 @@
-"""Counts how often in a row a training command ran without progress, so that a script knows when to give up.
+"""Counts the consecutive attempts of a training command that made no progress, so that a script knows when to give up.
 
 A script runs `python -m rstar2.watch.attempts RUN CALLER MOST` each time before it runs the run's command. The command
 prints the number of the attempt: 1 if the run has progressed since the last attempt, else one more than before. If the
@@ -21,7 +21,7 @@ from rstar2.train.trainer.checkpoints import finished_steps
 
 STATE_FILE = ".cluster/attempts.json"
 """Path of the file that contains the number of the attempt, relative to the run's folder. The file is in a hidden
-folder, because a run may begin in a folder whose only content is hidden.
+folder, because a new run may use a folder only if all files and folders in it are hidden.
 """
 
 

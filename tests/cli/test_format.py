@@ -149,7 +149,7 @@ def test_serve_has_vllm_end_turns_where_the_models_own_files_do_not(
     model: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    message = "do not end a text at the end of a turn; vLLM gets a generation config that does"
+    message = "do not make vLLM stop at the end of a turn; vLLM gets a generation config that does"
 
     def served() -> Result:
         result = CliRunner().invoke(app, ["serve", str(model), "--print-command"])

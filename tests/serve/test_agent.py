@@ -163,7 +163,7 @@ def test_a_token_limit_is_said(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]}, "needs its text"),
         (
             {"response_format": {"type": "json_object"}},
-            "without --with-tools, which is vLLM, gives structured",
+            "for structured output, use a server without --with-tools",
         ),
         ({"extra_body": {"options": {"temperature": 0}}}, r"options\.temperature is not supported"),
         ({"extra_body": {"options": "fast"}}, "not an object"),

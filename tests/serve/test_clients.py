@@ -91,7 +91,7 @@ def test_a_library_shows_the_answer_and_the_thought(
     expected = {"whole": "\\boxed{42}", "streamed": "\\boxed{42}", "reasoning": THOUGHT, "right": True}
     assert report == {name: expected[name] for name in report}
     if library == "langchain":
-        assert "without --with-tools, which is vLLM, gives structured output" in structured
+        assert "for structured output, use a server without --with-tools" in structured
 
 
 def test_the_page_names_the_versions_that_are_tried() -> None:

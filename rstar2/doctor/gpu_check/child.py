@@ -31,7 +31,7 @@ from rstar2.files import write_json
 
 
 class SavedMeasurements(Measurements):
-    """Measurements that are written to a file at once. They are therefore not lost if this process is killed."""
+    """Measurements, each of which is saved to a file immediately, so that it is not lost if this process is killed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -111,7 +111,7 @@ def _validation_message(faults: Sequence[Any]) -> tuple[str, str | None]:
     if not path:
         # FastAPI reads JSON only from a body with a content type of JSON.
         not_json = faults[0]["type"] in ("missing", "dict_type", "model_type", "model_attributes_type")
-        return (f"the body is not read as a JSON object: {_SEND}" if not_json else message), None
+        return (f"the body was not read as a JSON object: {_SEND}" if not_json else message), None
     if faults[0]["type"] == "missing":
         return f"{'.'.join(path)} is missing", path[0]
     if faults[0]["type"] == "extra_forbidden":

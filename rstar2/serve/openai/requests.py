@@ -65,8 +65,8 @@ _OLLAMA_RUNTIME = frozenset(
 )
 """Keys of Ollama's `options` that affect how a model is run, but not its answer."""
 _HOW_TO_STRUCTURE = (
-    "the agent's answer cannot be bound to a schema, because its turns also hold thoughts and programs; a server "
-    "without --with-tools, which is vLLM, gives structured output"
+    "the agent's answer cannot follow a schema, because its turns also contain thoughts and programs; for structured "
+    "output, use a server without --with-tools"
 )
 _ROLES = ("system", "developer", "user", "assistant")
 

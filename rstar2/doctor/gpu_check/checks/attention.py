@@ -89,8 +89,8 @@ def run(settings: Settings, measurements: Measurements) -> None:
     if faults := [fault for each in wrong.values() for fault in each]:
         raise CheckFailed(
             "; ".join(faults),
-            "Training with this attention is wrong. Set another hardware.attention, or install another version of the "
-            "attention's package or of torch.",
+            "Do not train with this attention implementation. Set another hardware.attention, or install another "
+            "version of the attention's package or of torch.",
         )
     ran = [way for way in wrong if not _skipped(way, on_gpu)]
     measurements.summary = (

@@ -80,7 +80,7 @@ def _version(package: str) -> str | None:
 
 
 def _check_gpu(settings: Settings, measurements: Measurements, torch: Any) -> None:
-    """Raise CheckFailed if torch cannot use `settings.gpus` GPUs, or if a product on the first GPU is wrong."""
+    """Raise CheckFailed if torch cannot use `settings.gpus` GPUs, or if a matrix product on the first GPU is wrong."""
     if not torch.cuda.is_available():
         raise CheckFailed(
             f"torch {torch.__version__} cannot use the GPUs of this machine",
@@ -101,7 +101,7 @@ def _check_gpu(settings: Settings, measurements: Measurements, torch: Any) -> No
     measurements.add("error of a product in bf16", error)
     if not error < MOST_ERROR:
         raise CheckFailed(
-            f"a product in bf16 on the GPU is off by {percent(error)}",
+            f"a matrix product in bf16 on the GPU has a relative error of {percent(error)}",
             "This build of torch does not fit the GPU, or the GPU is damaged.",
         )
 

@@ -51,8 +51,8 @@ def run(settings: Settings, name: str, words: Sequence[str]) -> None:
 
 
 def command_failed(settings: Settings, name: str, verb: str, code: int) -> CheckFailed | NotRun:
-    """Returns the error for a command whose exit code is not 0. The error has the message and the hint that the command
-    printed. It is a NotRun if packages that the command needs are not installed.
+    """Returns the error for a command whose exit code is not 0, with the message and the hint that the command printed.
+    The error is a NotRun if packages that the command needs are not installed, else a CheckFailed.
     """
     lines = tail(log_of(settings, name), ERROR_LINES)
     at = max((i for i, line in enumerate(lines) if line.startswith("error: ")), default=None)
