@@ -20,10 +20,10 @@ REACH = 64
 _REPLACED = "\ufffd"
 """The text that a tokenizer returns for a token that is only a part of a character."""
 _LONGEST_CHARACTER = 6
-"""Maximum number of tokens that spell one character, or several joined characters."""
+"""Maximum number of tokens that are decoded together to get whole characters."""
 _MAY_DIFFER = 2
 """Maximum number of turns whose decoded text may differ from the trace. In a set of more than 20 turns, the decoded
-text of a tenth of the turns may differ.
+text of up to a tenth of the turns may differ.
 """
 
 
@@ -199,8 +199,8 @@ def outcome(turn: Turn) -> str:
 
 
 def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
-    """For each token, the number of tokens of its turn between the tool reply before the turn and the token; -1 if no
-    tool reply precedes the turn.
+    """For each token, the number of tokens between the tool reply before its turn and the token; -1 if no tool reply
+    precedes the turn.
 
     The result has shape (M,).
     """

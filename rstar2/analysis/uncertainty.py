@@ -52,8 +52,8 @@ _LEAST_RISE = 1e-3
 of words elsewhere. Stored entropies have steps of 2e-4 nats.
 """
 _FEW = 10
-"""A group has its own k if it has at least this many replies. A chart draws a point only if at least this many tokens
-are in the point's mean.
+"""A group has its own k if it has at least this many replies. A chart draws a point only if its mean covers at least
+this many tokens.
 """
 _MOST_WORDS = 20
 _MOST_FAILURES = 8

@@ -34,7 +34,7 @@ If none of P observed problems changed, a share of up to 3/P of all problems of 
 % confidence).
 """
 DOUBT = 0.8
-"""Base of the weight for the assumption that an unseen change is a whole flip. If two runs differ on d of P problems,
+"""Base of the weight with which an unseen change is assumed to be a whole flip. If two runs differ on d of P problems,
 the weight is DOUBT^(d²/P), which lies between 0 and 1.
 
 In a whole flip, one run never solves a problem, and the other run always solves it. For example, if two runs differ a
@@ -73,8 +73,8 @@ class PairedDifference:
     difference: float
     by_problem: Interval
     detectable: float | None
-    """The minimum detectable effect at power `POWER`, for as many problems and samples. None if even a difference of 1
-    has less power."""
+    """The minimum detectable effect at power `POWER`, for the same numbers of problems and samples. None if even a
+    difference of 1 has less power."""
 
 
 def avg_at_n(correct: Samples) -> AvgAtN:
@@ -291,9 +291,9 @@ def _detectable(problems: int, noise: float, change: float) -> float | None:
     Returns None if even a difference of 1 has less power.
 
     The difference must be large enough compared with the noise, according to the noncentral t distribution. In
-    addition, enough problems must change. If some problems change by the same amount and all other problems do not
-    change, a difference is found if four problems change, but not if three change. In a benchmark of five problems, the
-    difference is found only if all five change.
+    addition, enough problems must change. If all changes have the same size, a difference is found if four problems
+    change, but not if only three change. In a benchmark of five problems, the difference is found only if all five
+    change.
 
     Args:
         problems: number of problems, at least two.

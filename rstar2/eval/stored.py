@@ -92,8 +92,8 @@ class Measurement:
     """One measured benchmark."""
 
     name: str
-    """Path of the benchmark's folder, relative to the folder in which benchmarks are searched. If the benchmark's
-    folder is the searched folder itself, `name` is the folder's name."""
+    """Path of the benchmark's folder, relative to the folder that is searched for benchmarks. If the benchmark's folder
+    is this folder itself, `name` is the folder's name."""
     traces: Path
     """The file of traces."""
     results: dict[str, Any]

@@ -12,7 +12,7 @@ from rstar2.eval.grader.parse.vocabulary import name_set
 from rstar2.loop.turns.tags import BOX
 
 MAX_ANSWER = 20_000
-"""A longer answer is cut to this number of characters. An answer of this length is not parsed."""
+"""Longer answers are cut to this number of characters. They are then still too long to be parsed."""
 REMARK_CHARS = 80
 """The number of characters before and after an answer that are searched for a remark about the answer."""
 _BARE_NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")

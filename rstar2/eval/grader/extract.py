@@ -176,7 +176,7 @@ def _stated(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _from_sentence(text: str) -> str | None:
-    """The answer in the first sentence of a text that follows words such as `the answer is`."""
+    """The answer in the first sentence of `text`, which is the text after words such as `the answer is`."""
     start = re.sub(
         r"^(?:[\s:=*\"'}]|is\b|the answer is\b|either\b|between\b)+", "", text[:2000], flags=re.IGNORECASE
     )

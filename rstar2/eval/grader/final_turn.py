@@ -106,7 +106,7 @@ def _up_to_its_end(turn: str) -> str:
 
 
 def _without_tool_output(turn: str) -> str:
-    """The text of the model after the last tool output or, if no text follows, before the first tool output.
+    """The model's text after the last tool output. If no text follows, the model's text before the first tool output.
 
     Text between two outputs is dropped, because a tool output may itself contain the marks of tool outputs.
     """
@@ -132,8 +132,8 @@ def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
     """The start and the end of each tool output of a turn.
 
     An output that is never closed extends to the end of the turn. A closing mark without an opening mark also ends an
-    output. The ended output is either the previous output, whose text contained a closing mark, or an output that began
-    before the turn. If outputs of the same kind are nested, each of them has to be closed.
+    output. This is either the previous output, whose text contained a closing mark, or an output that began before the
+    turn. If outputs of the same kind are nested, each of them has to be closed.
     """
     kind, start, depth = "", 0, 0
     fenced, in_code = False, False

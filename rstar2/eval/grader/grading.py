@@ -85,7 +85,7 @@ class Verdict:
 
     @property
     def grader_failed(self) -> bool:
-        """Whether the answer was not graded, for a reason that the answer cannot have caused."""
+        """Whether grading was prevented by something other than the answer."""
         return self.rule in PREVENTED
 
 
@@ -94,7 +94,7 @@ WORKER_ENDED = "not verified: the worker ended twice"
 WORKER_STUCK = "not verified: the worker did not answer"
 INTERNAL_ERROR = "not verified: internal error"
 PREVENTED = (POOL_CLOSED, WORKER_STUCK)
-"""Rules of verdicts on answers that were not graded, for a reason that the answer did not cause."""
+"""Rules of verdicts on answers whose grading was prevented by something other than the answer."""
 
 AnswerValue = str | int | float | None
 """A gold answer or a model's output. A number is graded as its text. None means that the gold answer or the output is
@@ -102,7 +102,7 @@ missing."""
 
 
 def as_text(value: AnswerValue) -> str | None:
-    """Returns a number as Python prints it, and text and None unchanged."""
+    """Converts a number to text, as Python prints it. Returns text and None unchanged."""
     return value if value is None or isinstance(value, str) else str(value)
 
 

@@ -330,8 +330,8 @@ class _Fact:
         return _identical(a, b) or (is_class and self.same(residue[1], plain))
 
     def by_interval(self, a: Node, b: Node) -> bool:
-        """Whether two answers describe the same set of numbers. Each letter of a relation is the variable once, while
-        the other letters have random values."""
+        """Whether two answers describe the same set of numbers. Each letter of a relation is tried as the variable,
+        while the other letters have random values."""
         names = {each: ("Symbol", str(each)) for each in _walk((a, b)) if each[0] == "Apply"}
         a, b, equal = _replaced(a, names), _replaced(b, names), 0
         letters = _letters(a, b)

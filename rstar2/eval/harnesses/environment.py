@@ -124,7 +124,7 @@ def require(harness: Harness, benchmark: str) -> None:
 
 
 def fault(harness: Harness) -> str | None:
-    """Returns what is wrong with the environment, or None if the environment is in order: its Python runs, the
+    """Returns what is wrong with the environment, or None if it is in order. In order means that its Python runs, the
     installed versions are the recorded versions, and the modules can be imported.
 
     The contents of files are not compared, since hashing up to 4,000 files would take 0.3 to 2 seconds before each run.

@@ -203,7 +203,7 @@ class Text(Node):
 
     words: tuple[str, ...]
     plain: bool
-    """Whether the text consists of words only, so that an answer with other words is wrong."""
+    """Whether the text consists of words only. An answer with other words is then wrong."""
 
 
 def number(value: int) -> Number:

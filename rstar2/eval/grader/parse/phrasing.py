@@ -170,7 +170,7 @@ def _is_in_words(text: str) -> bool:
 
 
 def _is_typed_unit(text: str) -> bool:
-    """Whether all words after a number are units, and at least one of them cannot be a product of variables: g/cm^3,
-    but not m/s."""
+    """Whether every word after a number is a unit, and at least one cannot be read as a product of variables. True for
+    g/cm^3; false for m/s, which could be variables."""
     words = _LETTERS.findall(text)
     return all(measure(word) is not None for word in words) and any(map(is_unit, words))

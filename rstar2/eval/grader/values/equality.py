@@ -67,9 +67,9 @@ from rstar2.eval.grader.values.points import (
 from rstar2.eval.grader.values.rational import Plan, plan
 
 PRECISE_DIGITS = 230
-"""Number of digits to which the first ratios of two equations' values are computed. These ratios, at several points,
-decide whether one equation is a multiple of the other. With 40 digits, the lines y = 10^40 x + √2 and y = 10^40 x + √3
-would count as equal."""
+"""Number of digits to which the ratio of two equations' values is computed at the first `LEAST_POINTS` points. If the
+ratio is the same at all points, one equation is a multiple of the other. With 40 digits, the lines y = 10^40 x + √2 and
+y = 10^40 x + √3 would count as equal."""
 SMOOTH_POINTS, EDGED_POINTS = 6, 64
 """The number of points at which expressions have to agree. The first number applies to smooth expressions, and the
 second to expressions with corners, jumps or functions such as gcd."""
@@ -87,8 +87,8 @@ MAX_ONE_SIDED, MAX_ONE_SIDED_ALONE, MAX_UNDEFINED = 6, 3, 0.25
 """Limits on the number of points at which only one of two expressions has a value, as multiples of the number of points
 at which the expressions agree. The second limit applies if only integers are compared. The third limit applies to
 points at which one expression is undefined, if an expression is piecewise or a letter is an integer. The third limit is
-small because, for example, e^(ln(x - 3)) has values only where it equals |x - 3|, and 2n/(1 + (-1)^n) only where it
-equals (-1)^n n."""
+small because some expressions are undefined wherever they would differ: e^(ln(x - 3)) has values only where it equals
+|x - 3|, and 2n/(1 + (-1)^n) only where it equals (-1)^n n."""
 
 
 @dataclass(frozen=True, slots=True)

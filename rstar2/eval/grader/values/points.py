@@ -42,7 +42,7 @@ ROUNDING = frozenset({"floor", "ceil", "sgn"})
 STEPS = ROUNDING | {"gcd", "lcm", "min", "max"}
 """Functions that may agree with simpler functions everywhere except at some numbers or at large numbers."""
 LENGTHS = frozenset({"abs", "norm"})
-"""Functions whose value is the absolute value of a number."""
+"""Functions that return an absolute value."""
 COMPLEX_FUNCTIONS = LENGTHS | {"Re", "Im", "arg"}
 """Functions whose arguments may be complex."""
 _INVERSES = frozenset({"arcsin", "arccos", "arctan", "arccot"})
@@ -107,8 +107,8 @@ def whole_letters(a: Node, b: Node) -> set[str]:
     """Returns the letters that are integers: j, k, m, n, and the counting letters of the expressions
     (`_counting_letters`).
 
-    A counting letter of only one expression is an integer only if the other expression is rational: when gcd(x, x) is
-    compared with |x|, x is not an integer.
+    If a letter is a counting letter in one expression but not in the other, it is an integer only if the other
+    expression is rational. For example, when gcd(x, x) is compared with |x|, x is not an integer.
     """
     counting = [_counting_letters(node) for node in (a, b)]
     letters = counting[0] & counting[1]
