@@ -1,4 +1,4 @@
-"""Classifies each generated token (as a word, code, a tag), and finds its place relative to tool calls."""
+"""Classifies each generated token (as a word, code, a tag), and finds its position relative to tool calls."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class WrittenTokens:
     """The M generated tokens of one trace, in order. The generated tokens are the tokens with mask 1."""
 
     turn: NDArray[np.int32]
-    """Shape (M,): the number of each token's turn, counted from 0."""
+    """Shape (M,): the index of each token's turn, from 0."""
     place: NDArray[np.int32]
-    """Shape (M,): the place of each token in its turn, counted from 0."""
+    """Shape (M,): the position of each token in its turn, from 0."""
     kind: NDArray[np.uint8]
     """Shape (M,): the token's kind, an index of KINDS."""
     characters: NDArray[np.uint16]
@@ -214,18 +214,18 @@ def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class Event:
-    """A turn with tool calls that were run, and the reply to these calls. The places of an event are indices into
+    """A turn with tool calls that were run, and the reply to these calls. The positions in an event are indices into
     WrittenTokens.
     """
 
     call: int
-    """Place of the first token of the turn's first call."""
+    """Position of the first token of the turn's first call."""
     reply: int
-    """Place of the first token after the reply."""
+    """Position of the first token after the reply."""
     first: int
-    """Place of the first token of the turn with the call."""
+    """Position of the first token of the turn with the call."""
     last: int
-    """Place after the last token of the turn that follows the reply."""
+    """Position after the last token of the turn that follows the reply."""
     outcome: str
     """`ok`, or the `failure_kind` of the first failure."""
 

@@ -310,7 +310,7 @@ class _Benchmark:
         return {**self._method.settings.protocol(), **self._method.decides}
 
     def _count_stored(self) -> Iterator[tuple[str, int]]:
-        """Add the samples that earlier launches wrote to `groups`. Yields the key (problem id, sample number) of each
+        """Add to `groups` the samples that earlier launches wrote. Yields the key (problem id, sample number) of each
         sample."""
         if not self._stored.exists():
             return

@@ -118,8 +118,8 @@ def _without_tool_output(turn: str) -> str:
 
 
 def _after_cut_group(text: str) -> str:
-    """Returns the text after the last closing brace that has no opening brace. A closing brace is left without its
-    opening brace if tool output was removed from inside a box."""
+    """Returns the text after the last closing brace that has no opening brace. A closing brace has no opening brace if
+    tool output was removed from inside a box."""
     depth, start = 0, 0
     for brace in re.finditer(r"(?<!\\)[{}]", text):
         depth += 1 if brace[0] == "{" else -1

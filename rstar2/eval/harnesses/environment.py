@@ -30,8 +30,8 @@ versions = {each.name.lower().replace("_", "-"): each.version for each in import
 absent = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
 print(json.dumps({"python": sys.version.split()[0], "installed": versions, "absent": absent}))
 """
-"""A program that runs in an environment. It prints the environment's Python version, its packages, and the absent
-modules among the program's arguments."""
+"""A program that runs in an environment. It prints the environment's Python version, its packages, and which of the
+modules in the program's arguments are absent."""
 
 
 @dataclass(frozen=True)

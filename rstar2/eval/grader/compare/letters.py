@@ -185,8 +185,8 @@ def shift(gold: Node, pred: Node, letter: str) -> dict[str, Node]:
 
 
 def _whole_letter(node: Node) -> str | None:
-    """Returns the letter that stands for every integer because the answer says so, or because the answer is a family of
-    angles.
+    """Returns the letter that stands for every integer, either because the answer says so or because the answer is a
+    family of angles.
 
     Returns None if no letter or more than one letter stands for every integer.
     """

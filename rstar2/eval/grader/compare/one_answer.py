@@ -171,7 +171,7 @@ def _pairs(one: Node, other: Node) -> list[tuple[Node, Node]]:
 
 
 def _is_rounding(exact: Node, other: Node) -> bool:
-    """Whether `other` is a decimal to which `exact` is rounded or truncated."""
+    """Whether `other` is `exact` rounded or truncated to a decimal."""
     if not isinstance(other, nodes.Number) or not other.places:
         return False
     last_places = abs(_difference(exact, other)) * 10**other.places
@@ -180,7 +180,7 @@ def _is_rounding(exact: Node, other: Node) -> bool:
 
 
 def _is_integer_near(exact: Node, other: Node) -> bool:
-    """Whether `other` is an integer to which `exact` is rounded."""
+    """Whether `other` is `exact` rounded to an integer."""
     is_integer = isinstance(other, nodes.Number) and other.value.denominator == 1
     return is_integer and bool(abs(_difference(exact, other)) * 2 <= 1)
 

@@ -52,7 +52,8 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
 
 
 def _with_letter_unit(node: Node) -> Node:
-    """Returns a number with letters that are units, such as 5m, 5m/s, 5 m s^{-1} or 9pm, as a quantity.
+    """Converts a number followed by letters that are units, such as 5m, 5m/s, 5 m s^{-1} or 9pm, to a quantity. Any
+    other node is returned unchanged.
 
     Any other node is returned unchanged.
     """

@@ -69,8 +69,8 @@ COMMANDS = FUNCTIONS.union(LETTERS, CONSTANTS, DOTS, DECORATIONS, NOT_NAMES) | n
     bmod mod Rightarrow Longrightarrow rightarrow longrightarrow therefore newline cdotp perp forall exists coloneqq
     top euro pounds yen textrupee
 """)
-"""All commands that the grammar reads. A command that is not listed may be a listed command and a letter that are
-written together, such as \\cotx."""
+"""All commands that the grammar reads. A command that is not listed may consist of a listed command and a letter
+without a space between them, as in \\cotx."""
 
 SHORT_WORDS = name_set("""
     yes no odd all any one two six ten dne nil not may mon tue wed thu fri sat sun jan feb mar apr jun jul aug sep
