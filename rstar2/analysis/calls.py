@@ -67,8 +67,7 @@ class Calls:
         self._failed_imports: Counter[str] = Counter()
         self._by_step: dict[int, Counter[str]] = defaultdict(Counter)
         self._failed_by_step: dict[int, Counter[bool]] = defaultdict(Counter)
-        """For each step, the number of calls in correct traces that failed (key True) and that did not fail (key
-        False).
+        """For each step, the number of calls in correct traces, keyed by whether the call failed.
         """
         self._by_turn: dict[int, Counter[str]] = defaultdict(Counter)
         self._seconds: list[float] = []

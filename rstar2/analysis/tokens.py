@@ -44,7 +44,7 @@ class WrittenTokens:
     turn.
     """
     words: list[str]
-    """The word or sign that each token begins or is part of, as in `rstar2.analysis.kinds.words_of`."""
+    """The word or sign to which each token belongs, as in `rstar2.analysis.kinds.words_of`."""
 
 
 class TokenReader:

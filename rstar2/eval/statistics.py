@@ -157,8 +157,8 @@ def pass_at_k(correct: Samples, k: int) -> list[float] | None:
 def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[float]:
     """Returns, for each problem, 1.0 if its most frequent answer is correct, and 0.0 otherwise.
 
-    If several answers are the most frequent, the result is the share of them that is correct, which is the expected
-    result if one of them is chosen at random.
+    If several answers are tied as the most frequent, the result is the share of them that is correct. This is the
+    expected result if one of them is chosen at random.
 
     Args:
         answers: a label for the answer of each sample. Equal answers have the same label. None means that the sample
@@ -195,12 +195,12 @@ def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> Paire
 
     The interval of the t-test alone has poor coverage if changes are rare. If a share f of all problems flips, then
     with probability (1 - f)^P none of the P measured problems flips, and Student's interval has zero width. Therefore
-    the interval allows for unseen changes: the true mean can be farther from zero than the measured mean, or on the
-    other side of zero, only if problems change that were not observed to change. `_unseen_change` returns the assumed
-    size of each unseen change. When a supposed true mean is tested, the square of this size is added to the variance
-    for each unseen change that the supposed mean requires. The interval consists of the supposed means that the test
-    does not reject. If few problems flip, the interval is close to Tango's score interval. If the runs differ on none
-    of the P problems, the ends of the interval are -3/P and +3/P.
+    the interval allows for unseen changes, which are changes of problems that were not observed to change. Only unseen
+    changes can move the true mean farther from zero than the measured mean, or to the other side of zero.
+    `_unseen_change` returns the assumed size of each unseen change. When a supposed true mean is tested, the square of
+    this size is added to the variance for each unseen change that the supposed mean requires. The interval consists of
+    the supposed means that the test does not reject. If few problems flip, the interval is close to Tango's score
+    interval. If the runs differ on none of the P problems, the ends of the interval are -3/P and +3/P.
 
     Sources: Tango, Statistics in Medicine 17, 891 (1998), for the variance at a supposed mean; Miller, arXiv
     2411.00640, for the paired t-test and the detectable difference.

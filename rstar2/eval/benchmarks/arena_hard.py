@@ -37,8 +37,8 @@ _FILES = {
 }
 _VERDICT = re.compile(r"\[\[([AB<>=]+)\]\]")
 _SHARES = {"A>>B": (0.0, 3), "A>B": (0.0, 1), "A=B": (0.5, 1), "B>A": (1.0, 1), "B>>A": (1.0, 3)}
-"""For each label of the judge, the result of a game in which the model's answer is B: the model's share of the win (0
-to 1), and the game's weight.
+"""Dict from the judge's label to the model's share of the win (0 to 1) and the weight of the game. In this game, the
+model's answer is B.
 
 Source: lmarena/arena-hard-auto.
 """

@@ -54,7 +54,7 @@ _SYMPY_NAMES = {
     "log": "logarithm",
 }  # fmt: skip
 _UNIT_LETTERS = {"metre": "m", "second": "s", "gram": "g", "litre": "l", "am": "am", "pm": "pm"}
-"""The letters of units in products such as 5m and 9pm, which are not parsed as quantities."""
+"""Dict from a unit to its letters in products such as 5m and 9pm. Such products are not parsed as quantities."""
 MAX_POINTS = 8
 """Maximum number of points that a certificate lists for two equal expressions."""
 

@@ -28,8 +28,7 @@ def other_letter(gold: Node, pred: Node) -> dict[str, str]:
     """Returns a dict from the prediction's letter that stands for every integer to the gold answer's letter that stands
     for every integer.
 
-    The dictionary is empty if an answer does not have exactly one letter that stands for every integer, or if one of
-    the two letters occurs in both answers.
+    The dict is empty if an answer has no such letter or several, or if one of the two letters occurs in both answers.
     """
     name, other = _whole_letter(gold), _whole_letter(pred)
     if not name or not other or other in variables(gold) or name in variables(pred):
@@ -40,8 +39,8 @@ def other_letter(gold: Node, pred: Node) -> dict[str, str]:
 def other_arguments(gold: Node, pred: Node) -> dict[str, Node]:
     """Returns a dict from the prediction's names for the arguments of a function to the gold answer's names.
 
-    For the gold answer f(x) = x and the prediction f(z) = z, z becomes x. The dictionary is empty if the names are the
-    same, or if the answers do not define the same function of the same number of letters.
+    For the gold answer f(x) = x and the prediction f(z) = z, z becomes x. The dict is empty if the names are the same,
+    or if the answers do not define the same function with the same number of arguments.
     """
     match gold, pred:
         case (

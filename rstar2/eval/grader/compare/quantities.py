@@ -71,7 +71,8 @@ def _with_letter_unit(node: Node) -> Node:
 
 
 def _unit_letters(node: Node, sign: int) -> tuple[list[Node], list[str]]:
-    """Returns the factors of a product or quotient that are not letters of units, and the units with their powers."""
+    """Splits a product or quotient. Returns the factors that are not letters of units, and then the units with their
+    powers."""
     match node:
         case nodes.Product(factors=factors):
             parts = [_unit_letters(factor, sign) for factor in factors]

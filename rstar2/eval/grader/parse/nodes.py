@@ -78,7 +78,7 @@ class Call(Node):
 
 @dataclass(frozen=True, slots=True)
 class Apply(Node):
-    """An unknown function, an indexed name or an integral that is not solved, such as f(2) or a_3."""
+    """An unknown function such as f(2), an indexed name such as a_3, or an integral that is not solved."""
 
     name: str
     args: tuple[Node, ...]

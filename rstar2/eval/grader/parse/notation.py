@@ -297,8 +297,8 @@ def _fraction(over: str, under: str) -> str:
 
 
 def _combination(letter: str, top: str, bottom: str) -> str:
-    """Returns the formula for the number of ways to choose `bottom` things out of `top` things, or to choose and order
-    them if the letter is P or A."""
+    """Returns the formula for the number of combinations of `bottom` out of `top` things, or of permutations if the
+    letter is P or A."""
     if letter in {"C", "nCr", "comb", "binomial"}:
         return rf"\binom{{{top}}}{{{bottom}}}"
     return rf"\frac{{({top})!}}{{({top}-({bottom}))!}}"

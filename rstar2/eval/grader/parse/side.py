@@ -113,8 +113,7 @@ class Side(Collection):
     # --- money ---
 
     def _currency_code(self) -> str:
-        """Returns the currency for which a code such as USD before an amount stands, or an empty text if no such code
-        comes next."""
+        """Returns the currency of a code such as USD before an amount, or an empty text if no such code comes next."""
         code, amount = self._tokens.next, self._tokens.peek()
         is_amount = amount.kind == "number" or (amount.kind == "command" and amount.text in CURRENCY_SIGNS)
         if not (code.is_words and code.text.rstrip(".") in CURRENCY_CODES and is_amount):

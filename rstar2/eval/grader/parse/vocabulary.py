@@ -76,7 +76,7 @@ SHORT_WORDS = name_set("""
     yes no odd all any one two six ten dne nil not may mon tue wed thu fri sat sun jan feb mar apr jun jul aug sep
     oct nov dec red bob sam tom jim joe ann amy
 """)
-"""Words of up to three letters that are words, and not products of variables, if they are the whole answer."""
+"""Words of up to three letters that are not read as products of variables if they are the whole answer."""
 
 JOINING_WORDS = frozenset(
     {"where", "for", "with", "such that", "if", "when", "and", "or", "or else", "and also", "and/or"}
