@@ -242,8 +242,8 @@ def tables(sets: list[Calls]) -> list[Table]:
 def charts(sets: list[Calls], steps: Table) -> list[Chart]:
     """A chart for each set with several training steps.
 
-    Each line of a chart is a share of calls: all failures in correct traces, and the commonest kinds of failures in all
-    traces.
+    A chart has a line for the share of failed calls in correct traces, and a line for each of the commonest kinds of
+    failures in all traces.
     """
     set_charts = []
     for each in sets:

@@ -57,8 +57,8 @@ _BULLET = re.compile(r"^(?:> *|[-\u2013*\u2022] +(?=[A-Za-z]))")
 def final_turn(output: str) -> str:
     """Returns the model's last turn without tool output, tool calls and completed reasoning.
 
-    If no text follows the reasoning, and the reasoning contains a box, the reasoning is the final turn. The Markdown
-    stars of bold text, and the marker of a quote or list item at the beginning, are removed.
+    If no text follows the reasoning, and the reasoning contains a box, the reasoning is the final turn. Also removes
+    the stars around bold text in Markdown, and a quote or list marker at the beginning.
     """
     turn = without_calls(last_turn(output), "\n")
     rest = after_reasoning(turn)

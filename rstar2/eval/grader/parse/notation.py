@@ -24,7 +24,7 @@ _NAMES = {
     "dotso": r"\ldots ", "mathellipsis": r"\ldots ", "textellipsis": r"\ldots ", "cis": r"\operatorname{cis}",
     "amp": "&", "textsuperscript": "^", "textsubscript": "_",
 }  # fmt: skip
-"""Commands without arguments, and the notation that replaces them."""
+"""Dict from commands without arguments to the notation that replaces them."""
 _IGNORED = name_set(
     "huge Huge LARGE footnotesize scriptsize normalsize normalfont boldmath unboldmath bfseries itshape upshape"
     " rmfamily sffamily ttfamily strut mathstrut null relax noindent hfill hfil par allowbreak nobreak protect"

@@ -52,7 +52,7 @@ PAIRED = {
     "lceil": ("rceil", "ceil"),
     "lVert": ("rVert", "norm"),
 }
-"""Opening commands, with the command that closes them and the function that the pair denotes."""
+"""Dict from each opening command to its closing command and the function that the pair denotes."""
 MATRICES = name_set("""
     pmatrix bmatrix Bmatrix vmatrix Vmatrix matrix smallmatrix psmallmatrix bsmallmatrix Bsmallmatrix array
 """)
