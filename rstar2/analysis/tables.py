@@ -29,7 +29,7 @@ INTERVAL = ("95 % low", "95 % high")
 SHARE_INTERVAL = ("95 % low share", "95 % high share")
 """Names of the columns for the lower and the upper end of a share's interval."""
 INTERVAL_NOTE = "95 % low, 95 % high: the ends of the 95 % interval, clustered by problem."
-"""A sentence for the captions of tables with such columns."""
+"""Sentence for the captions of tables that have these columns."""
 
 
 @dataclass

@@ -61,7 +61,7 @@ class TokenReader:
         """The text of each token inside a turn."""
         self._first_texts: dict[int, str] = {}
         """The text of each token at the beginning of a turn."""
-        # Decoders drop the space before the first word of a text. So all but first tokens are decoded after this one.
+        # Decoders drop the space before a text's first word, so tokens inside a turn are decoded after this token.
         self._before = list(tokenizer.encode("a", add_special_tokens=False))[-1:]
         self._text_before = self._decode(self._before)
         self._turns = 0
@@ -105,7 +105,7 @@ class TokenReader:
         text = "".join(texts)
         started = self._started(trace, text, turn.text)
         lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
-        # A token may begin with the space before its word, so its first character that is no space decides.
+        # A token may begin with the space before its word, so its first non-whitespace character decides.
         spaces = [len(piece) - len(piece.lstrip()) if not piece.isspace() else 0 for piece in texts]
         firsts = np.cumsum(lengths) - lengths + np.array(spaces, dtype=np.int64)
         firsts, silent = firsts[holders], (lengths == 0)[holders]

@@ -119,7 +119,7 @@ def _measurement(traces: Path, run: Path) -> Measurement:
     problems = protocol.pop("problems", None)
     results = {"settings": protocol, **(read_json(traces.parent / "results.json") or {})}
     if not results.get("complete"):
-        # A killed start has written traces that results.json does not count.
+        # A killed launch has written traces that results.json does not count.
         results = {**results, **_from_traces(traces, results)}
     return Measurement(run.resolve().name if name == "." else name, traces, results, problems)
 

@@ -50,7 +50,7 @@ class BFCLMethod:
     async def sample(self, problem: Problem, sample: int) -> Trace:
         began = time.monotonic()
         async with (
-            # Conversations that an entry presupposes belong to no sample: all that need them share them.
+            # Conversations that must come before an entry belong to no sample: all samples share them.
             self._gateway.conversation("", 0) as before,
             self._gateway.conversation(problem.id, sample) as conversation,
         ):

@@ -190,7 +190,7 @@ def proportional(a: Node, b: Node) -> Fraction | None:
     """
     names = sorted(variables(a) | variables(b))
     with limited_work():
-        # `plan` counts π and e as letters, but point_setting c may be a multiple of π.
+        # `plan` counts π and e as letters, but the factor c may be a multiple of π.
         rational = None if {Symbol("pi"), Symbol("e")} & {*walk(a), *walk(b)} else plan(a, b)
         if rational is not None:
             return _ratio_of_fractions(a, b, names, rational)
@@ -310,7 +310,7 @@ def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> tuple[Po
     else:
         points = _at_whole_points(a, b, names, whole, setting)
     if points and variables(a) != variables(b) and (whole or has_kinks(a, b) or has_steps(a, b)):
-        # Letters cancel in no real answer, but they may in a text that is meant to fit several gold answers.
+        # Letters do not cancel in honest answers, but they may in a text that is meant to fit several gold answers.
         raise NoValue("a letter that is in only one of the answers")
     return points
 

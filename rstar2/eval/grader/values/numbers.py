@@ -134,7 +134,7 @@ def agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
         second = _difference(a, b, finer)
         if isinstance(second, bool):
             return second
-        # The values agree if their difference shrinks with the precision, or is noise of the largest number in them.
+        # The values agree if their difference shrinks with the precision, or is rounding noise of the largest number.
         noise = max(low, scale * context.mpf(10) ** -LOW_DIGITS)
         shrinks = second[0] <= noise * context.mpf(10) ** (lost - more - 25)
         last_digits = context.mpf(2) ** finer.notes.largest * context.mpf(10) ** (15 - HIGH_DIGITS - more)
