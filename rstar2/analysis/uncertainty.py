@@ -380,7 +380,8 @@ class Uncertainty:
         return {step: self.sums.estimate(f"step {step}") for step in steps}
 
     def words(self, prose: bool) -> list[Row]:
-        """The words with the largest lift: their share of the uncertain tokens, divided by their share of all tokens.
+        """The words with the largest lift. A word's lift is its share of the uncertain tokens, divided by its share of
+        all tokens.
 
         Only lifts above 1 are listed. If `prose` is true, words of the prose are listed, each with the class that most
         of its uncertain tokens have. If `prose` is false, entries of all other kinds are listed: numbers, signs, and

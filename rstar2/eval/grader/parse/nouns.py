@@ -174,7 +174,7 @@ _NO_NOUN = re.compile(
     r"|factorial|log|time|plu|minu|les|unles|perhap|doe|wa|ha|thi|it|alway|versu|one|two|three|four|five|six|seven"
     r"|eight|nine|ten)s"
 )
-"""Words that end in s but are not plurals, and plurals of numbers."""
+"""Words that end in s but are not plural nouns, and plurals of number words such as `thirds`."""
 
 
 def plural_nouns(gold: str) -> frozenset[str]:

@@ -80,7 +80,7 @@ class Aside:
 
     value: str
     other: str
-    """The value in the form that the remark states."""
+    """The value as the remark states it."""
     operator: str
     """`=`, or `~` if `other` is rounded."""
 

@@ -115,11 +115,12 @@ class _Test:
     most: int
     """While the budget has work left, points are compared until the expressions agree at this many points."""
     undefined: float
-    """Limit on the points at which only one expression is undefined, as a multiple of the points at which both agree.
+    """Limit on the number of points at which only one expression is undefined, as a multiple of the number at which
+    both agree.
     """
     beyond: float
-    """Limit on the points at which only one expression is too large or a `NotACount`, as a multiple of the points at
-    which both agree."""
+    """Limit on the number of points at which only one expression is too large or a `NotACount`, as a multiple of the
+    number at which both agree."""
 
 
 def equal(a: Node, b: Node) -> bool:
@@ -198,7 +199,7 @@ def proportional(a: Node, b: Node) -> Fraction | None:
 
 
 def _ratio_of_fractions(a: Node, b: Node, names: list[str], rational: Plan) -> Fraction | None:
-    """Computes `proportional` for quotients of polynomials. The ratio of the two quotients has to be the same at all
+    """Implements `proportional` for quotients of polynomials. The ratio of the two quotients has to be the same at all
     points."""
     ratios: list[Fraction] = []
     source = rational_points(point_source(a, b, "ratio"), names, rational.bits)
@@ -219,7 +220,7 @@ def _ratio_of_fractions(a: Node, b: Node, names: list[str], rational: Plan) -> F
 
 
 def _ratio_of_values(a: Node, b: Node, names: list[str]) -> Fraction | None:
-    """Computes `proportional` for expressions that are not quotients of polynomials. Points are chosen and counted in
+    """Implements `proportional` for expressions that are not quotients of polynomials. Points are chosen and counted in
     the same way as when the equality of such expressions is tested."""
     context, precise = mpmath_context(LOW_DIGITS), mpmath_context(PRECISE_DIGITS)
     whole, edged = whole_letters(a, b), has_kinks(a, b) or has_steps(a, b)
@@ -324,7 +325,7 @@ def _rounded(a: Node, b: Node) -> bool:
 def _identical_fractions(
     a: Node, b: Node, names: list[str], rational: Plan, setting: Setting
 ) -> tuple[Point, ...] | None:
-    """Computes `_identical` for quotients of polynomials. The probability of a wrong result is below
+    """Implements `_identical` for quotients of polynomials. The probability of a wrong result is below
     `rational.ERROR`."""
     if any(Symbol("pi") in set(walk(node)) for node in (a, b)):
         names = [*names, "pi"]
@@ -351,7 +352,7 @@ def _identical_fractions(
 def _at_whole_points(
     a: Node, b: Node, names: list[str], whole: set[str], setting: Setting
 ) -> tuple[Point, ...] | None:
-    """Computes `_identical` for expressions in which some letters are integers.
+    """Implements `_identical` for expressions in which some letters are integers.
 
     The expressions have to agree at fractions too, unless one of them behaves differently at fractions, as (-1)^n does.
     If the expressions have no values at integers, only fractions are compared.
@@ -411,7 +412,7 @@ def _is_zero(node: Node, setting: Setting) -> bool:
 def _at_real_points(
     a: Node, b: Node, names: list[str], positive: set[str], setting: Setting, *, few: bool = False
 ) -> tuple[Point, ...] | None:
-    """Computes `_identical` for real letters, and for letters in Re, Im, arg and |…|, which may be complex.
+    """Implements `_identical` for real letters, and for letters in Re, Im, arg and |…|, which may be complex.
 
     If `few`, only a few points are compared, to confirm the result of other comparisons.
     """
@@ -450,7 +451,7 @@ def _points_of_agreement(
     point.
 
     `source` yields pairs of a point and a flag, which says whether only real values count at the point. Raises NoValue
-    if only one of the expressions has a value at more points than the test allows. Raises SeveralValues if the
+    if there are too many points at which only one of the expressions has a value. Raises SeveralValues if the
     expressions differ at a point at which a power of a negative number has several values.
     """
     points: dict[tuple[Constant, ...], Point] = {}

@@ -70,8 +70,8 @@ equals its square for n up to 199."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
 """The intervals from which values of real letters are drawn. The points cycle through these intervals."""
 _NEGATIVE_TURN = 6
-"""If an expression also has letters that are integers, its real letters are negative at only one point in this many,
-because x^(n/2) has few values at negative x."""
+"""If an expression also has integer letters, its real letters are negative at only one of this many points, because
+x^(n/2) has few values at negative x."""
 _FAR_DIGITS, _JUST_BELOW = 20, Fraction(1, 10**15)
 """Two numbers for expressions with steps: the maximum number of digits of a letter's value, and the distance between a
 jump and a point just below it."""
