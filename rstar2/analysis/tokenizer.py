@@ -45,7 +45,7 @@ class FileTokenizer:
 
 
 def file_tokenizer(folder: Path) -> FileTokenizer | None:
-    """The tokenizer of a model folder. The result is None if transformers would treat tokens differently than
+    """The tokenizer of a model folder. The result is None if transformers would not treat tokens exactly as
     tokenizer.json says.
 
     A tokenizer is returned for models that transformers 5 saved with its generic class, such as the demo's model.
