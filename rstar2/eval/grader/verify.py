@@ -99,7 +99,7 @@ class _Point:
         self.signs = {"radians": angle, "degree": angle**degree, "percent": Rational(1, 100) ** percent}
 
     def value(self, part: Any) -> Any:
-        """Returns the value of a node, or a list of the values of several nodes. Any other field is returned unchanged."""
+        """Returns the value of a node, or the list of values of several nodes. Other fields are returned unchanged."""
         if not _is_node(part):
             return [self.value(each) for each in part] if isinstance(part, tuple) else part
         value = self._value(*part)
