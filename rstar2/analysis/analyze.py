@@ -50,7 +50,7 @@ SOURCES = {
 """Dict from each source of entropies to its text in the column "source" of a table."""
 
 OnProgress = Callable[[str, int], None]
-"""Called with the label of a set of traces, and the number of its traces that have been analysed."""
+"""Called with the label of a trace set and the number of its traces analysed so far."""
 
 
 @dataclass(frozen=True)
@@ -223,9 +223,9 @@ class _Entropies:
         self.reader = TokenReader(self._tokenizer) if self._tokenizer is not None else None
 
     def source_text(self) -> str:
-        """Returns the text for these entropies in the column "source" of a table.
+        """Returns the text of the column "source" for these entropies.
 
-        The text also says if another model than the traces' model computed the entropies, or if this is not known.
+        The text also says if a model other than the traces' own computed the entropies, or if this was not checked.
         """
         text = SOURCES[self.about["source"]]
         if self.about["source"] != "model" or self._model_of_traces == self.about["sha256"]:

@@ -105,8 +105,8 @@ class Behaviour:
         return (self.label, *(number(sums.estimate(fact).value) for fact in _FACTS))
 
     def difficulties(self) -> list[Row]:
-        """A row per group of problems: problems that are solved in no sample, in less than half of their samples, in at
-        least half but not all, or in all.
+        """A row per group of problems. The groups are the problems solved in no sample, in less than half of their
+        samples, in at least half but not all, and in all.
         """
         rows: list[Row] = []
         for name in ("never solved", "below half", "half and more", "always solved"):

@@ -30,9 +30,9 @@ _IMPORT = re.compile(
     rf"^[ \t]*(?:from[ \t]+([A-Za-z_]\w*)|import[ \t]+({_MODULE}(?:[ \t]*,[ \t]*{_MODULE})*))", re.MULTILINE
 )
 _MOST = 12
-"""Maximum number of kinds of failures, and of modules, that a table lists for each set of traces."""
+"""Maximum number of failure kinds, and maximum number of modules, that a table lists for each set of traces."""
 _FAILED_CORRECT = "any failure, in correct traces"
-_PAPER = "the paper has 10 to 15 % of failed calls in correct traces under plain GRPO, and a falling share under RoC"
+_PAPER = "the paper reports 10 to 15 % failed calls in correct traces with plain GRPO, and a falling share with RoC"
 """RoC is Resampling on Correct (arXiv 2508.20722, figure 4)."""
 
 
@@ -67,14 +67,13 @@ class Calls:
         self._failed_imports: Counter[str] = Counter()
         self._by_step: dict[int, Counter[str]] = defaultdict(Counter)
         self._failed_by_step: dict[int, Counter[bool]] = defaultdict(Counter)
-        """For each step, the number of calls in correct traces that failed (key True) and that did not fail (key
-        False).
+        """For each step, the number of calls in correct traces, keyed by whether the call failed.
         """
         self._by_turn: dict[int, Counter[str]] = defaultdict(Counter)
         self._seconds: list[float] = []
         self._tries: list[int] = []
-        """The number of turns that each repair took: the later turns with calls, up to and including the first turn in
-        which no call failed.
+        """The number of turns that each repair took. It counts the turns with calls after the failure, including the
+        first turn in which no call failed.
         """
 
     def add(self, trace: Trace) -> None:
@@ -196,7 +195,7 @@ def tables(sets: list[Calls]) -> list[Table]:
             "repaired share": f"{after_failure} after which a later call was ok",
             "answered share": f"{after_failure} whose trace has a correct answer",
             "repeated share": "share of the calls that repeat an earlier call of their trace",
-            "turns to repair": "mean number of turns with calls from a failure to its repair",
+            "turns to repair": "mean number of turns that a repair takes, counting only turns with calls",
         },
         terminal=("traces of", "calls", *failed, "failed in correct traces share", "repaired share"),
     )  # fmt: skip
@@ -243,8 +242,8 @@ def tables(sets: list[Calls]) -> list[Table]:
 def charts(sets: list[Calls], steps: Table) -> list[Chart]:
     """A chart for each set with several training steps.
 
-    Each line of a chart is a share of calls: all failures in correct traces, and the commonest kinds of failures in all
-    traces.
+    A chart has a line for the share of failed calls in correct traces, and a line for each of the commonest kinds of
+    failures in all traces.
     """
     set_charts = []
     for each in sets:

@@ -22,11 +22,11 @@ class Estimate:
     value: float
     """The mean, or the difference of means, or NaN if there are no values."""
     count: int
-    """Number of values. For a difference, the smaller of the two numbers."""
+    """Number of values. For a difference of two means, the smaller number of values."""
     influence: Floats
     """Shape (G,): the contribution of each problem to the error of the value."""
     problems: int
-    """Number of problems that have values. For a difference, the smaller of the two numbers."""
+    """Number of problems that have values. For a difference of two means, the smaller number of problems."""
 
     @property
     def half(self) -> float:
@@ -34,8 +34,9 @@ class Estimate:
         problems, or if the values have no variance.
 
         The interval uses Student's t with the cluster-robust variance of a ratio of sums (Cochran, Sampling Techniques,
-        3rd edition, section 6.3). A difference of two means has the degrees of freedom of the mean with fewer problems:
-        if one mean has only three replies, many replies in the other mean do not make the difference certain.
+        3rd edition, section 6.3). A difference of two means has the degrees of freedom of the mean with fewer problems.
+        If one mean covers only three replies, the difference stays uncertain, however many replies the other mean
+        covers.
         """
         if self.problems < 2 or not self.influence.any():
             return float("nan")
@@ -78,8 +79,8 @@ def mean(sums: Floats, counts: Floats) -> Estimate:
 
 
 class Sums:
-    """Sums and counts of values for each problem, in named cells. A cell has K columns, and each column has its own
-    mean.
+    """Named cells, each with the sum and the count of values for each problem. A cell has K columns, and each column
+    has its own mean.
     """
 
     def __init__(self) -> None:

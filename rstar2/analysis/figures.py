@@ -99,7 +99,7 @@ def _title_lines(title: str) -> list[str]:
 
 
 def _clear(axes: Axes) -> None:
-    """Remove the previous chart and reset the limits of the axes, which are 0 to 1 for a chart without values."""
+    """Remove the previous chart and reset the limits of the axes. For a chart without values, the limits are 0 to 1."""
     for artist in (*axes.lines, *axes.collections):
         artist.remove()
     if (legend := axes.get_legend()) is not None:

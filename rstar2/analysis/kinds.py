@@ -1,7 +1,7 @@
 """Classifies each character of a turn: as a word, number or sign of the prose, code, a call, an answer or markup.
 
-A token has the class of its first character that is not white space, so the classes do not depend on how a tokenizer
-splits words.
+A token has the class of its first non-whitespace character, so the classes do not depend on how a tokenizer splits
+words.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 PROSE = KINDS[:3]
 """The kinds that make up the prose."""
 NUMBER = "<number>"
-"""In lists of words, this text stands for every number."""
+"""Stands for every number in lists of words."""
 
 
 def _class(codes: Iterator[int]) -> str:
@@ -49,7 +49,7 @@ _WORD = rf"{_IDEOGRAPH}|{_LETTER}(?:[-'’]?(?!{_IDEOGRAPH})[^\W\d_{_FRACTIONS}{
 _DIGITS = rf"[\d{_FRACTIONS}]+"
 _NAMED = re.compile(rf"(?P<number>{_DIGITS})|(?P<word>{_WORD})|[^\w\s]|_+")
 """Matches each word, number or sign of a text. In the tables of words, each token is counted under the match that
-contains the token's first character that is not white space.
+contains the token's first non-whitespace character.
 """
 _IN_PROSE = re.compile(
     r"(?P<code>```.*?(?:```|\Z)|`[^`\n]+`)"

@@ -19,7 +19,7 @@ TOP = 20
 """Number of log-probabilities requested per position. A vLLM server returns at most this number by default."""
 _IN_FLIGHT = 16
 _ANSWER_S = 600.0
-"""Maximum number of seconds in which the server must answer the request for one trace."""
+"""Timeout in seconds of the request for one trace."""
 WAIT_S = 60.0
 """Maximum number of seconds for which a request is retried while the server is unreachable."""
 

@@ -48,8 +48,8 @@ class TraceSet:
 
 
 def find_sets(paths: list[Path]) -> list[TraceSet]:
-    """Find the sets of traces in files and runs. If several paths are given, the arm of each set begins with the part
-    of the set's path that differs between the paths.
+    """Find the sets of traces in files and runs. If several paths are given, the arm of each set (`TraceSet.arm`)
+    begins with the part of its path that differs from the other paths.
 
     Raises:
         UserError: a path is neither a run nor a file of traces, is named twice, or has no traces.
@@ -96,8 +96,8 @@ def has_changed(folder: Path, about: dict[str, Any]) -> bool:
 
 
 def _differing_parts(paths: list[Path]) -> list[str]:
-    """Returns the part of each path that differs: the path without the first and last folders that all paths share. For
-    a single path, the part is an empty text.
+    """Returns each path without the leading and trailing folders that all paths share. For a single path, returns an
+    empty text.
     """
     split = [path.resolve().parts for path in paths]
     for path, parts in zip(paths, split, strict=True):

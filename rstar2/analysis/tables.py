@@ -29,7 +29,7 @@ INTERVAL = ("95 % low", "95 % high")
 SHARE_INTERVAL = ("95 % low share", "95 % high share")
 """Names of the columns for the lower and the upper end of a share's interval."""
 INTERVAL_NOTE = "95 % low, 95 % high: the ends of the 95 % interval, clustered by problem."
-"""A sentence for the captions of tables with such columns."""
+"""Sentence for the captions of tables that have these columns."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ def interval(estimate: Estimate) -> tuple[Value, Value, Value]:
 
 
 def share_interval(estimate: Estimate) -> tuple[Value, Value, Value]:
-    """Returns a share's value, and the lower and the upper end of its interval, which is cut to 0..1."""
+    """Returns a share's value, and the lower and the upper end of its interval, clipped to 0..1."""
     low, high = (number(float(np.clip(end, 0.0, 1.0))) for end in (estimate.low, estimate.high))
     return number(estimate.value), low, high
 
@@ -92,7 +92,7 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 def text_of(column: str, value: Value) -> str:
-    """Returns the text with which a cell is shown."""
+    """Formats the value of a cell as text."""
     if value is None:
         return "–"
     if isinstance(value, float):

@@ -15,7 +15,7 @@ from rstar2.files import read_json
 from rstar2.loop.turns.choose import no_tokenizer
 
 _PLAIN_CLASS = "TokenizersBackend"
-"""The class of transformers that uses tokenizer.json without changes."""
+"""Name of the class in transformers that uses tokenizer.json unchanged."""
 _SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 """Keys of tokenizer_config.json that list special tokens. Keys such as eos_token name a single special token."""
 
@@ -45,7 +45,7 @@ class FileTokenizer:
 
 
 def file_tokenizer(folder: Path) -> FileTokenizer | None:
-    """The tokenizer of a model folder. The result is None if transformers would treat tokens differently than
+    """The tokenizer of a model folder. The result is None if transformers would not treat tokens exactly as
     tokenizer.json says.
 
     A tokenizer is returned for models that transformers 5 saved with its generic class, such as the demo's model.

@@ -1,4 +1,4 @@
-"""Classifies each generated token (as a word, code, a tag), and finds its place relative to tool calls."""
+"""Classifies each generated token (as a word, code, a tag), and finds its position relative to tool calls."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ REACH = 64
 _REPLACED = "\ufffd"
 """The text that a tokenizer returns for a token that is only a part of a character."""
 _LONGEST_CHARACTER = 6
-"""Maximum number of tokens that spell one character, or several joined characters."""
+"""Maximum number of tokens that are decoded together to get whole characters."""
 _MAY_DIFFER = 2
 """Maximum number of turns whose decoded text may differ from the trace. In a set of more than 20 turns, the decoded
-text of a tenth of the turns may differ.
+text of up to a tenth of the turns may differ.
 """
 
 
@@ -32,9 +32,9 @@ class WrittenTokens:
     """The M generated tokens of one trace, in order. The generated tokens are the tokens with mask 1."""
 
     turn: NDArray[np.int32]
-    """Shape (M,): the number of each token's turn, counted from 0."""
+    """Shape (M,): the index of each token's turn, from 0."""
     place: NDArray[np.int32]
-    """Shape (M,): the place of each token in its turn, counted from 0."""
+    """Shape (M,): the position of each token in its turn, from 0."""
     kind: NDArray[np.uint8]
     """Shape (M,): the token's kind, an index of KINDS."""
     characters: NDArray[np.uint16]
@@ -44,7 +44,7 @@ class WrittenTokens:
     turn.
     """
     words: list[str]
-    """The word or sign that each token begins or is part of, as in `rstar2.analysis.kinds.words_of`."""
+    """The word or sign to which each token belongs, as in `rstar2.analysis.kinds.words_of`."""
 
 
 class TokenReader:
@@ -61,7 +61,7 @@ class TokenReader:
         """The text of each token inside a turn."""
         self._first_texts: dict[int, str] = {}
         """The text of each token at the beginning of a turn."""
-        # Decoders drop the space before the first word of a text. So all but first tokens are decoded after this one.
+        # Decoders drop the space before a text's first word, so tokens inside a turn are decoded after this token.
         self._before = list(tokenizer.encode("a", add_special_tokens=False))[-1:]
         self._text_before = self._decode(self._before)
         self._turns = 0
@@ -105,7 +105,7 @@ class TokenReader:
         text = "".join(texts)
         started = self._started(trace, text, turn.text)
         lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
-        # A token may begin with the space before its word, so its first character that is no space decides.
+        # A token may begin with the space before its word, so its first non-whitespace character decides.
         spaces = [len(piece) - len(piece.lstrip()) if not piece.isspace() else 0 for piece in texts]
         firsts = np.cumsum(lengths) - lengths + np.array(spaces, dtype=np.int64)
         firsts, silent = firsts[holders], (lengths == 0)[holders]
@@ -199,8 +199,8 @@ def outcome(turn: Turn) -> str:
 
 
 def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
-    """For each token, the number of tokens of its turn between the tool reply before the turn and the token; -1 if no
-    tool reply precedes the turn.
+    """For each token, the number of tokens between the tool reply before its turn and the token; -1 if no tool reply
+    precedes the turn.
 
     The result has shape (M,).
     """
@@ -214,18 +214,18 @@ def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class Event:
-    """A turn with tool calls that were run, and the reply to these calls. The places of an event are indices into
+    """A turn with tool calls that were run, and the reply to these calls. The positions in an event are indices into
     WrittenTokens.
     """
 
     call: int
-    """Place of the first token of the turn's first call."""
+    """Position of the first token of the turn's first call."""
     reply: int
-    """Place of the first token after the reply."""
+    """Position of the first token after the reply."""
     first: int
-    """Place of the first token of the turn with the call."""
+    """Position of the first token of the turn with the call."""
     last: int
-    """Place after the last token of the turn that follows the reply."""
+    """Position after the last token of the turn that follows the reply."""
     outcome: str
     """`ok`, or the `failure_kind` of the first failure."""
 

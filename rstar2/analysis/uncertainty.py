@@ -44,16 +44,15 @@ WINDOW = 8
 token after each reply, over the first WINDOW tokens, and over the first k tokens. Each set of traces has its own k.
 """
 _USUAL = 0.1
-"""The search for k ignores a distance from the reply if fewer than this share of the replies have a token at this
-distance.
+"""The search for k ends at the first position after a reply at which fewer than this share of the replies have a token.
 """
 _LEAST_RISE = 1e-3
-"""In the search for k, this many nats are subtracted from the difference between a word's entropy and the mean entropy
-of words elsewhere. Stored entropies have steps of 2e-4 nats.
+"""Margin of the search for k, in nats: it is subtracted from the difference between a word's entropy and the mean
+entropy of words elsewhere. Stored entropies have steps of 2e-4 nats.
 """
 _FEW = 10
-"""A group has its own k if it has at least this many replies. A chart draws a point only if at least this many tokens
-are in the point's mean.
+"""A group has its own k if it has at least this many replies. A chart draws a point only if its mean covers at least
+this many tokens.
 """
 _MOST_WORDS = 20
 _MOST_FAILURES = 8
@@ -75,12 +74,13 @@ _OUTCOMES = ("minus words elsewhere", "Â± elsewhere", "minus words after ok", "Â
 _NO_REPLY = -1
 _NOT_TOP = -2
 _AFTER_FAILURE = REACH + 1
-"""This number is added to a token's place after a reply if the call failed. A single number thus tells both the place
-and the outcome of the call.
+"""Added to a token's position after a reply if the call failed. One number thus encodes both the position and the
+outcome of the call.
 """
 
 Curve = Literal["words", "reply"]
-"""A curve of the mean entropy at each place after a reply: "words" averages only words, "reply" averages all tokens."""
+"""A curve of the mean entropy at each position after a reply: "words" averages only words, "reply" averages all tokens.
+"""
 _COMPARED: dict[Curve, str] = {"words": "words", "reply": "all tokens"}
 """The name that a table of contrasts shows for each curve. Words after replies are compared with words elsewhere, and
 all tokens after replies are compared with the prose elsewhere.
@@ -101,15 +101,15 @@ class Uncertainty:
         self._steps: list[int | None] = []
         """The training step of each trace."""
         self._top: list[NDArray[np.int16]] = []
-        """For each trace an array of shape (M,): the place (`_places`) of each uncertain token, and _NOT_TOP for every
-        other token.
+        """For each trace an array of shape (M,): the position (`_places`) of each uncertain token, and _NOT_TOP for
+        every other token.
         """
         self._kinds: list[NDArray[np.uint8]] = []
         """For each trace an array of shape (M,): the kind of each token."""
         self._words: Counter[tuple[str, int]] = Counter()
         """Number of tokens, keyed by (word, kind)."""
         self._top_words: Counter[tuple[str, int, int]] = Counter()
-        """Number of uncertain tokens, keyed by (word, kind, place)."""
+        """Number of uncertain tokens, keyed by (word, kind, position)."""
         self._replies: Counter[str] = Counter()
         """Number of replies for each outcome of a call."""
 
@@ -204,15 +204,15 @@ class Uncertainty:
 
     @cached_property
     def windows(self) -> dict[Group, int]:
-        """k of each group: the number of places after a reply at which words are more uncertain than elsewhere. A
+        """k of each group: the number of positions after a reply at which words are more uncertain than elsewhere. A
         group's k may be 0.
 
-        The excess of a word is its entropy minus the mean entropy of words elsewhere. The excess of a place is the sum
-        of the excesses of all words at this place after a reply. k maximises the sum of the excesses of the first k
-        places. The search ends after the first WINDOW consecutive places with excesses that sum to 0 or less, because
-        reflection follows the reply directly. The search also ends at the first place that has a token in fewer than a
-        tenth of the replies. A group with fewer than _FEW replies gets the k that is computed from all replies
-        together.
+        The excess of a word is its entropy minus the mean entropy of words elsewhere. The excess of a position is the
+        sum of the excesses of all words at this position after a reply. k maximises the sum of the excesses of the
+        first k positions. The search ends after the first WINDOW consecutive positions with excesses that sum to 0 or
+        less, because reflection follows the reply directly. The search also ends at the first position at which fewer
+        than a tenth of the replies have a token. A group with fewer than _FEW replies gets the k that is computed from
+        all replies together.
         """
         return {group: self._window(group if self._replies[group] >= _FEW else "any") for group in GROUPS}
 
@@ -229,7 +229,7 @@ class Uncertainty:
         return int(total.argmax()) + 1 if len(total) and total.max() > 0 else 0
 
     def _is_reflection(self, places: NDArray[np.int16]) -> NDArray[np.bool_]:
-        """For each place, whether the place lies within k tokens after a reply."""
+        """For each position, whether it lies within k tokens after a reply."""
         ok, failed = self.windows["ok"], self.windows["failed"]
         after_ok = (places >= 0) & (places < ok)
         return after_ok | ((places >= _AFTER_FAILURE) & (places < _AFTER_FAILURE + failed))
@@ -365,7 +365,7 @@ class Uncertainty:
         return {name: each for name, each in compared.items() if each.count}
 
     def curves(self) -> list[Row]:
-        """The mean entropy at each place around calls and replies, separately for each outcome of the call."""
+        """The mean entropy at each position around calls and replies, separately for each outcome of the call."""
         return [
             (self.label, around, name, place - REACH, each.count, *interval(each))
             for around, curve in (("call", "call"), ("reply", "reply"), ("reply, words", "words"))
@@ -380,7 +380,8 @@ class Uncertainty:
         return {step: self.sums.estimate(f"step {step}") for step in steps}
 
     def words(self, prose: bool) -> list[Row]:
-        """The words with the largest lift: their share of the uncertain tokens, divided by their share of all tokens.
+        """The words with the largest lift. A word's lift is its share of the uncertain tokens, divided by its share of
+        all tokens.
 
         Only lifts above 1 are listed. If `prose` is true, words of the prose are listed, each with the class that most
         of its uncertain tokens have. If `prose` is false, entries of all other kinds are listed: numbers, signs, and
@@ -406,10 +407,10 @@ class Uncertainty:
 
 
 def _places(tokens: WrittenTokens, trace: Trace, after: NDArray[np.int32]) -> NDArray[np.int16]:
-    """The place of each token after a tool reply, at most REACH. _AFTER_FAILURE is added if the call failed.
+    """The position of each token after a tool reply, at most REACH. _AFTER_FAILURE is added if the call failed.
 
-    The place is _NO_REPLY for a token that follows no reply, or that follows a call that the judge lost. The result has
-    shape (M,).
+    The position is _NO_REPLY for a token that follows no reply, or that follows a call that the judge lost. The result
+    has shape (M,).
     """
     before = ["", *(outcome(turn) for turn in trace.turns)]
     added = np.array([0 if each in ("", "ok", "lost") else _AFTER_FAILURE for each in before])
@@ -562,7 +563,7 @@ def _file_tables(sets: list[Uncertainty]) -> list[Table]:
         Table(
             "entropy_around",
             "Entropy around calls and replies, in nats",
-            f"mean: over all tokens at this place. {INTERVAL_NOTE}",
+            f"mean: over all tokens at this offset. {INTERVAL_NOTE}",
             ("traces of", "around", "outcome of call", "offset", "tokens", *_MEAN),
             [row for each in sets for row in each.curves()],
             {"offset": "the number of tokens from the start of the call, or from the end of the reply"},

@@ -87,8 +87,7 @@ class Control:
             self._sampling.pop(name, None)
 
     async def end_pause(self) -> None:
-        """Open all slots, even if the run is paused, so that a sample that waits for a slot notices that the run
-        ends."""
+        """Open all slots, even if the run is paused, so that samples waiting for a slot notice the end of the run."""
         await self._resize(self.in_flight)
 
     async def apply(self, action: Action, value: str) -> dict[str, Any]:

@@ -229,9 +229,9 @@ def _refuse_unusable(name: str, benchmark: Benchmark, request: EvalRequest) -> N
 
 
 def _folder_names(benchmarks: list[str]) -> list[str]:
-    """Returns the names of benchmarks in results, which are also the names of their folders.
+    """Returns the names that benchmarks have in the results. Their folders have the same names.
 
-    The name of a file of problems is the file's name without its ending. The name of a user's `module:object` is the
+    The name of a file of problems is the file's name without its extension. The name of a user's `module:object` is the
     module's name, followed by the object's name unless the object's name is BENCHMARK. A name that is in `_RESERVED`
     gets the prefix `own-`.
 

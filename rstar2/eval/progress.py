@@ -17,7 +17,7 @@ from rstar2.files import no_room
 from rstar2.retry import Outages, RetryPolicy
 
 _WINDOW_S = 20.0
-"""Rates are averages over the last seconds of the run, at most this many."""
+"""Length in seconds of the window over which rates are averaged."""
 
 
 @dataclass(frozen=True)

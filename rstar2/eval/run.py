@@ -310,7 +310,7 @@ class _Benchmark:
         return {**self._method.settings.protocol(), **self._method.decides}
 
     def _count_stored(self) -> Iterator[tuple[str, int]]:
-        """Add the samples that earlier launches wrote to `groups`. Yields the key (problem id, sample number) of each
+        """Add to `groups` the samples that earlier launches wrote. Yields the key (problem id, sample number) of each
         sample."""
         if not self._stored.exists():
             return
@@ -349,7 +349,7 @@ class _Benchmark:
             self.failure = self.failure or error
 
     def _append_ungraded(self, trace: Trace) -> None:
-        """Write a sample that could not be graded. The sample is written at once, because the run may be killed."""
+        """Write a sample that could not be graded. The sample is written immediately, because the run may be killed."""
         key = (trace.problem_id, trace.sample)
         if key not in self._on_disk:
             with writing(self._out / _UNGRADED), TraceWriter(self._out / _UNGRADED) as writer:

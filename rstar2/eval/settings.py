@@ -54,7 +54,7 @@ class EvalSettings(Strict):
     number."""
     in_flight: int = Field(default=64, ge=1)
     """Maximum number of rollouts that run at once, over all benchmarks. This is also the maximum number of answers of
-    one benchmark that are graded at once."""
+    one benchmark that are graded concurrently."""
     wait_s: float = Field(default=300.0, ge=0)
     """The run stops if the engine or the judge does not answer for this many seconds."""
     turn_timeout_s: float = Field(default=3600.0, gt=0)

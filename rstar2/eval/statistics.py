@@ -34,7 +34,7 @@ If none of P observed problems changed, a share of up to 3/P of all problems of 
 % confidence).
 """
 DOUBT = 0.8
-"""Base of the weight for the assumption that an unseen change is a whole flip. If two runs differ on d of P problems,
+"""Base of the weight with which an unseen change is assumed to be a whole flip. If two runs differ on d of P problems,
 the weight is DOUBT^(d²/P), which lies between 0 and 1.
 
 In a whole flip, one run never solves a problem, and the other run always solves it. For example, if two runs differ a
@@ -73,8 +73,8 @@ class PairedDifference:
     difference: float
     by_problem: Interval
     detectable: float | None
-    """The minimum detectable effect at power `POWER`, for as many problems and samples. None if even a difference of 1
-    has less power."""
+    """The minimum detectable effect at power `POWER`, for the same numbers of problems and samples. None if even a
+    difference of 1 has less power."""
 
 
 def avg_at_n(correct: Samples) -> AvgAtN:
@@ -157,8 +157,8 @@ def pass_at_k(correct: Samples, k: int) -> list[float] | None:
 def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[float]:
     """Returns, for each problem, 1.0 if its most frequent answer is correct, and 0.0 otherwise.
 
-    If several answers are the most frequent, the result is the share of them that is correct, which is the expected
-    result if one of them is chosen at random.
+    If several answers are tied as the most frequent, the result is the share of them that is correct. This is the
+    expected result if one of them is chosen at random.
 
     Args:
         answers: a label for the answer of each sample. Equal answers have the same label. None means that the sample
@@ -195,12 +195,12 @@ def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> Paire
 
     The interval of the t-test alone has poor coverage if changes are rare. If a share f of all problems flips, then
     with probability (1 - f)^P none of the P measured problems flips, and Student's interval has zero width. Therefore
-    the interval allows for unseen changes: the true mean can be farther from zero than the measured mean, or on the
-    other side of zero, only if problems change that were not observed to change. `_unseen_change` returns the assumed
-    size of each unseen change. When a supposed true mean is tested, the square of this size is added to the variance
-    for each unseen change that the supposed mean requires. The interval consists of the supposed means that the test
-    does not reject. If few problems flip, the interval is close to Tango's score interval. If the runs differ on none
-    of the P problems, the ends of the interval are -3/P and +3/P.
+    the interval allows for unseen changes, which are changes of problems that were not observed to change. Only unseen
+    changes can move the true mean farther from zero than the measured mean, or to the other side of zero.
+    `_unseen_change` returns the assumed size of each unseen change. When a supposed true mean is tested, the square of
+    this size is added to the variance for each unseen change that the supposed mean requires. The interval consists of
+    the supposed means that the test does not reject. If few problems flip, the interval is close to Tango's score
+    interval. If the runs differ on none of the P problems, the ends of the interval are -3/P and +3/P.
 
     Sources: Tango, Statistics in Medicine 17, 891 (1998), for the variance at a supposed mean; Miller, arXiv
     2411.00640, for the paired t-test and the detectable difference.
@@ -291,9 +291,9 @@ def _detectable(problems: int, noise: float, change: float) -> float | None:
     Returns None if even a difference of 1 has less power.
 
     The difference must be large enough compared with the noise, according to the noncentral t distribution. In
-    addition, enough problems must change. If some problems change by the same amount and all other problems do not
-    change, a difference is found if four problems change, but not if three change. In a benchmark of five problems, the
-    difference is found only if all five change.
+    addition, enough problems must change. If all changes have the same size, a difference is found if four problems
+    change, but not if only three change. In a benchmark of five problems, the difference is found only if all five
+    change.
 
     Args:
         problems: number of problems, at least two.

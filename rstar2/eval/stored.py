@@ -92,8 +92,8 @@ class Measurement:
     """One measured benchmark."""
 
     name: str
-    """Path of the benchmark's folder, relative to the folder in which benchmarks are searched. If the benchmark's
-    folder is the searched folder itself, `name` is the folder's name."""
+    """Path of the benchmark's folder, relative to the folder that is searched for benchmarks. If the benchmark's folder
+    is this folder itself, `name` is the folder's name."""
     traces: Path
     """The file of traces."""
     results: dict[str, Any]
@@ -119,7 +119,7 @@ def _measurement(traces: Path, run: Path) -> Measurement:
     problems = protocol.pop("problems", None)
     results = {"settings": protocol, **(read_json(traces.parent / "results.json") or {})}
     if not results.get("complete"):
-        # A killed start has written traces that results.json does not count.
+        # A killed launch has written traces that results.json does not count.
         results = {**results, **_from_traces(traces, results)}
     return Measurement(run.resolve().name if name == "." else name, traces, results, problems)
 

@@ -29,7 +29,7 @@ _MOST_FAILED = 60
 """Maximum numbers of traces that the page shows from one stage: `_MOST_OF_STEPS` traces of its steps, and
 `_MOST_FAILED` traces of rollouts that the engine could not finish."""
 _SHAPE = (("layers", "layers"), ("hidden", "wide"), ("vocab", "tokens in the vocabulary"))
-"""Pairs of a key that describes the size of the demo's model, and the words for this key on the page."""
+"""Pairs of a key of the demo's model and the words after its value on the page, as in "2 layers"."""
 
 Chart = dict[str, Any]
 """A JSON-able chart: `title`, `x` and `y` (labels of the axes), `unit` (a "share" is drawn in percent), `marks` (a list

@@ -1,5 +1,4 @@
-"""Arena-Hard v0.1: 500 questions of users. A judge model compares each answer with GPT-4's answer twice, in both
-orders."""
+"""Arena-Hard v0.1: 500 user questions. A judge model compares each answer with GPT-4's answer twice, in both orders."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ HARNESS = Harness(
     modules=("evalscope",),
     data_packages=("evalscope==0.17.1",),
 )
-"""The harness only provides the package evalscope, which contains a copy of the judge model's prompt from the
-repository lmarena/arena-hard-auto."""
+"""The harness is used only to read the judge model's prompt, which the package evalscope copied from the repository
+lmarena/arena-hard-auto."""
 _HUB = "lmarena-ai/arena-hard-auto"
 _FILES = {
     "data": "data/arena-hard-v0.1/question.jsonl",
@@ -38,8 +37,8 @@ _FILES = {
 }
 _VERDICT = re.compile(r"\[\[([AB<>=]+)\]\]")
 _SHARES = {"A>>B": (0.0, 3), "A>B": (0.0, 1), "A=B": (0.5, 1), "B>A": (1.0, 1), "B>>A": (1.0, 3)}
-"""For each label of the judge, the result of a game in which the model's answer is B: the model's share of the win (0
-to 1), and the game's weight.
+"""Dict from the judge's label to the model's share of the win (0 to 1) and the weight of the game. In this game, the
+model's answer is B.
 
 Source: lmarena/arena-hard-auto.
 """

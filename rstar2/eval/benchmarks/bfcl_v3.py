@@ -50,7 +50,7 @@ class BFCLMethod:
     async def sample(self, problem: Problem, sample: int) -> Trace:
         began = time.monotonic()
         async with (
-            # Conversations that an entry presupposes belong to no sample: all that need them share them.
+            # Conversations that must come before an entry belong to no sample: all samples share them.
             self._gateway.conversation("", 0) as before,
             self._gateway.conversation(problem.id, sample) as conversation,
         ):
@@ -94,7 +94,7 @@ class BFCLMethod:
         return trace.model_copy(update=update)
 
     async def read_back(self, results: list[dict[str, Any]]) -> dict[str, float]:
-        """Returns the accuracy of each category, computed by the harness's own runner. It serves to check the accuracy
+        """Returns the accuracy of each category, computed by the harness's own runner. It is used to check the accuracy
         that this package computes."""
         return dict(await self._process.ask("check_all", results=results))
 

@@ -33,8 +33,8 @@ _GROUPS = {
     "hallucination": mean_by_name("irrelevance", "live_irrelevance"),
     "multi-turn": mean_by_name(*MULTI_TURN),
 }
-"""The groups of the v4 leaderboard. The leaderboard's groups overall and memory are absent, because these two groups
-need categories that this benchmark does not run."""
+"""The groups of the v4 leaderboard. The leaderboard's groups `overall` and `memory` are absent, because they need
+categories that this benchmark does not run."""
 
 BENCHMARK = Benchmark(
     load=loading(HARNESS, "bfcl_v4"),

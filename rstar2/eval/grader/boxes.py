@@ -12,7 +12,7 @@ from rstar2.eval.grader.parse.vocabulary import name_set
 from rstar2.loop.turns.tags import BOX
 
 MAX_ANSWER = 20_000
-"""A longer answer is cut to this number of characters. An answer of this length is not parsed."""
+"""Longer answers are cut to this number of characters. They are then still too long to be parsed."""
 REMARK_CHARS = 80
 """The number of characters before and after an answer that are searched for a remark about the answer."""
 _BARE_NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")
@@ -26,13 +26,14 @@ _HEDGE_BETWEEN = re.compile(
     r"|[^.;\n]*?\b(?:or|versus|vs\.?)(?:\s+(?:also|else|maybe|perhaps|possibly|rather|even|the|other|one)\b)*[\s$\\(]*",
     re.IGNORECASE,
 )
-"""Text between two boxes that offers both boxes as answers: words such as `or`, or a slash."""
+"""Text between two boxes that makes the boxes alternative answers: words such as `or`, or a slash."""
 _POWER_AFTER = re.compile(r" ?\^ ?\{? ?[-\d]")
 _FORMULA_BEFORE = re.compile(
     r"\\(?:sqrt(?:\[[^\[\]]*\])?|[dt]?frac(?:\s*\{[^{}]*\}|\d)?|ln|log|exp|sin|cos|tan)\s*\{\s*$|\^\s*\{?\s*$"
     r"|(?:^|[$(\[>])\s*[-\u2212]$|=\s*[-\u2212]\s*$|(?<![\w.])\d+(?:\.\d+)?$|[\d)}][-+*/]$|\\(?:cdot|times|div|pm|sqrt)\s*$"
 )
-"""The beginning of a formula that continues in the box after it, so that the box holds only part of the formula."""
+"""Text directly before a box. It begins a formula that continues in the box, so the box holds only part of the formula.
+"""
 _FORMULA_AFTER = re.compile(
     r"[-+*/](?:\d|\\(?!text|boxed)[A-Za-z]|\(|[A-Za-z](?![A-Za-z]))|[xyznkie](?![A-Za-z])|_ ?\{? ?\d|\.\d"
     r"| ?\\(?:cdot|times|div|pi|sqrt|[dt]?frac|binom|pm)(?![A-Za-z])"

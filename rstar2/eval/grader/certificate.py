@@ -54,7 +54,7 @@ _SYMPY_NAMES = {
     "log": "logarithm",
 }  # fmt: skip
 _UNIT_LETTERS = {"metre": "m", "second": "s", "gram": "g", "litre": "l", "am": "am", "pm": "pm"}
-"""The letters of units in products such as 5m and 9pm, which are not parsed as quantities."""
+"""Dict from a unit to its letters in products such as 5m and 9pm. Such products are not parsed as quantities."""
 MAX_POINTS = 8
 """Maximum number of points that a certificate lists for two equal expressions."""
 
@@ -73,8 +73,8 @@ class Fact:
     identity: Identity | None = None
     """The evidence that the values of two expressions are equal."""
     letters: tuple[tuple[str, Node], ...] = ()
-    """The replaced letters of the prediction. The fact in `because` is about the answers after each letter was replaced
-    by its expression."""
+    """The letters of the prediction that were replaced, each with its replacement. The fact in `because` is about the
+    answers after the replacement."""
     name: Node | None = None
     """The name before a value, if the comparison dropped that name."""
 
@@ -105,7 +105,7 @@ def plain(part: Any) -> Any:
     """Returns a node as a list such as ["Number", "1/2", 0, 0], with the node's kind and then its fields. Returns a
     tuple as a list.
 
-    Nodes that mean the same to the checker get one form:
+    Nodes that the checker treats as equal get the same form:
 
     - A relation with > or >= is reversed, so that it has < or <=.
     - The opening and the closing bracket are one field, which comes after the items.

@@ -11,8 +11,8 @@ The answer is the first of the following items that exists:
 6. the last number;
 7. the whole text, if it is one short line.
 
-A value that the words beside it deny is not an answer (`not 42`, `42 is wrong`). Every step takes time linear in the
-length of the text.
+A value is not an answer if the words beside it deny it, as in `not 42` and `42 is wrong`. Every step takes time linear
+in the length of the text.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _SENTENCE_END = re.compile(r"(?:[.?]|(?<=[A-Za-z$])!|(?<=\\\))!)(?=[\s\"*]|$)|\n
 _LAST_WORD = re.compile(
     r"[\s,]+(?:now|again|indeed|finally|overall|exactly|here|too|instead)$", re.IGNORECASE
 )
-"""A word at the end of a sentence that does not change the answer before it."""
+"""A last word of a sentence, such as `now` or `overall`. It does not change the answer before it."""
 _NAMED_OPTION = re.compile(
     r"\b(?:option|choice)\s*\**\(?([A-J])\)?\**(?=\s+is\b)|\b(?:option|choice)\s+is\s*:?\s*\**\(?([A-J])\)?\**(?=[\s.,]|$)",
     re.IGNORECASE,
@@ -176,7 +176,7 @@ def _stated(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _from_sentence(text: str) -> str | None:
-    """The answer in the first sentence of a text that follows words such as `the answer is`."""
+    """The answer in the first sentence of `text`, which is the text after words such as `the answer is`."""
     start = re.sub(
         r"^(?:[\s:=*\"'}]|is\b|the answer is\b|either\b|between\b)+", "", text[:2000], flags=re.IGNORECASE
     )

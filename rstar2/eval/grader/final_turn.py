@@ -57,8 +57,8 @@ _BULLET = re.compile(r"^(?:> *|[-\u2013*\u2022] +(?=[A-Za-z]))")
 def final_turn(output: str) -> str:
     """Returns the model's last turn without tool output, tool calls and completed reasoning.
 
-    If no text follows the reasoning, and the reasoning contains a box, the reasoning is the final turn. The Markdown
-    stars of bold text, and the marker of a quote or list item at the beginning, are removed.
+    If no text follows the reasoning, and the reasoning contains a box, the reasoning is the final turn. Also removes
+    the stars around bold text in Markdown, and a quote or list marker at the beginning.
     """
     turn = without_calls(last_turn(output), "\n")
     rest = after_reasoning(turn)
@@ -106,7 +106,7 @@ def _up_to_its_end(turn: str) -> str:
 
 
 def _without_tool_output(turn: str) -> str:
-    """The text of the model after the last tool output or, if no text follows, before the first tool output.
+    """The model's text after the last tool output. If no text follows, the model's text before the first tool output.
 
     Text between two outputs is dropped, because a tool output may itself contain the marks of tool outputs.
     """
@@ -118,8 +118,8 @@ def _without_tool_output(turn: str) -> str:
 
 
 def _after_cut_group(text: str) -> str:
-    """Returns the text after the last closing brace that has no opening brace. A closing brace is left without its
-    opening brace if tool output was removed from inside a box."""
+    """Returns the text after the last closing brace that has no opening brace. A closing brace has no opening brace if
+    tool output was removed from inside a box."""
     depth, start = 0, 0
     for brace in re.finditer(r"(?<!\\)[{}]", text):
         depth += 1 if brace[0] == "{" else -1
@@ -132,8 +132,8 @@ def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
     """The start and the end of each tool output of a turn.
 
     An output that is never closed extends to the end of the turn. A closing mark without an opening mark also ends an
-    output. The ended output is either the previous output, whose text contained a closing mark, or an output that began
-    before the turn. If outputs of the same kind are nested, each of them has to be closed.
+    output. This is either the previous output, whose text contained a closing mark, or an output that began before the
+    turn. If outputs of the same kind are nested, each of them has to be closed.
     """
     kind, start, depth = "", 0, 0
     fenced, in_code = False, False

@@ -20,10 +20,10 @@ from rstar2.eval.grader.values.evaluate import unsolved
 from rstar2.eval.grader.values.guarded_numbers import NoValue, limited_work
 
 QUICK_CHARS = 20_000
-"""An output with more characters than this is searched by a worker process, not by the caller's process."""
+"""Maximum number of characters of an output from which the caller's process extracts the answer. A worker process
+handles longer outputs."""
 SAME_CHARS = 100
-"""The whole output is also compared with the gold answer, unless the output is longer than the gold answer by more than
-this many characters."""
+"""The whole output is also compared with the gold answer if it is at most this many characters longer."""
 SIMPLE_CHARS = 100
 """Answers up to this many characters are compared in the caller's process, if the comparison takes only basic
 arithmetic."""
@@ -52,7 +52,7 @@ _NOT_OPTION_TEXT = re.compile(
     r".*?(?:(?<![A-Za-z])\(?[A-J]\)|\b(?:or|and|nor|not)\s+(?:option\s+)?\(?[A-J]\b)",
     re.S,
 )
-"""Text after an option's letter that is not the text of the option: a remark about it, or further options."""
+"""Text after an option's letter that is not the text of the option: a remark about the option, or further options."""
 _SIGNS = frozenset("∞∅")
 """Signs that can be an answer by themselves."""
 _INTEGER = re.compile(r"[-+]?\d{1,40}", re.ASCII)
@@ -85,7 +85,7 @@ class Verdict:
 
     @property
     def grader_failed(self) -> bool:
-        """Whether the answer was not graded, for a reason that the answer cannot have caused."""
+        """Whether grading was prevented by something other than the answer."""
         return self.rule in PREVENTED
 
 
@@ -94,7 +94,7 @@ WORKER_ENDED = "not verified: the worker ended twice"
 WORKER_STUCK = "not verified: the worker did not answer"
 INTERNAL_ERROR = "not verified: internal error"
 PREVENTED = (POOL_CLOSED, WORKER_STUCK)
-"""Rules of verdicts on answers that were not graded, for a reason that the answer did not cause."""
+"""Rules of verdicts on answers whose grading was prevented by something other than the answer."""
 
 AnswerValue = str | int | float | None
 """A gold answer or a model's output. A number is graded as its text. None means that the gold answer or the output is
@@ -102,7 +102,7 @@ missing."""
 
 
 def as_text(value: AnswerValue) -> str | None:
-    """Returns a number as Python prints it, and text and None unchanged."""
+    """Converts a number to text, as Python prints it. Returns text and None unchanged."""
     return value if value is None or isinstance(value, str) else str(value)
 
 
@@ -220,10 +220,10 @@ def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
 
 
 def _answers(gold: str | None, pred: str | None) -> Verdict | tuple[str, str]:
-    """Returns the gold answer and the extracted answer, which must still be compared.
+    """Returns the gold answer and the extracted answer if they must still be compared.
 
-    Returns a verdict instead if an answer is missing, if both answers are integers, or if the texts of the answers are
-    the same.
+    Returns a verdict if an answer is missing, if both answers are integers, or if the texts of the answers are the
+    same.
     """
     if gold is None or not gold.strip():
         return Verdict("invalid", None, "no gold answer")

@@ -103,7 +103,7 @@ class _Worker:
         return Verdict(verdict, extracted, rule, certificate)
 
     def stop(self) -> None:
-        """Kills the process. A thread that waits for an answer of the process gets _Stopped."""
+        """Kills the process. A thread that waits for an answer of the process gets the exception _Stopped."""
         self._process.kill()
         with self._busy:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -161,7 +161,7 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
     worker. `outcomes.missed` distinguishes wrong answers from answers that could not be graded.
 
     Args:
-        workers: The number of processes, which is the number of answers that are graded at once.
+        workers: The number of processes, which is the number of answers that are graded concurrently.
         timeout_s: The CPU time, in seconds, that a worker may use to grade one answer. The CPU time is measured in the
             worker, so the verdict does not depend on how busy the machine is. A far larger limit of wall time catches
             workers that are stuck.

@@ -99,7 +99,7 @@ class _Point:
         self.signs = {"radians": angle, "degree": angle**degree, "percent": Rational(1, 100) ** percent}
 
     def value(self, part: Any) -> Any:
-        """Returns the value of a node, a list with the values of several nodes, or any other field unchanged."""
+        """Returns the value of a node, or the list of values of several nodes. Other fields are returned unchanged."""
         if not _is_node(part):
             return [self.value(each) for each in part] if isinstance(part, tuple) else part
         value = self._value(*part)
@@ -330,8 +330,8 @@ class _Fact:
         return _identical(a, b) or (is_class and self.same(residue[1], plain))
 
     def by_interval(self, a: Node, b: Node) -> bool:
-        """Whether two answers describe the same set of numbers. Each letter of a relation is the variable once, while
-        the other letters have random values."""
+        """Whether two answers describe the same set of numbers. Each letter of a relation is tried as the variable,
+        while the other letters have random values."""
         names = {each: ("Symbol", str(each)) for each in _walk((a, b)) if each[0] == "Apply"}
         a, b, equal = _replaced(a, names), _replaced(b, names), 0
         letters = _letters(a, b)

@@ -30,8 +30,8 @@ versions = {each.name.lower().replace("_", "-"): each.version for each in import
 absent = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
 print(json.dumps({"python": sys.version.split()[0], "installed": versions, "absent": absent}))
 """
-"""A program that runs in an environment. It prints the environment's Python version, its packages, and the absent
-modules among the program's arguments."""
+"""A program that runs in an environment. It prints the environment's Python version, its packages, and which of the
+modules in the program's arguments are absent."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def require(harness: Harness, benchmark: str) -> None:
 
 
 def fault(harness: Harness) -> str | None:
-    """Returns what is wrong with the environment, or None if the environment is in order: its Python runs, the
+    """Returns what is wrong with the environment, or None if it is in order. In order means that its Python runs, the
     installed versions are the recorded versions, and the modules can be imported.
 
     The contents of files are not compared, since hashing up to 4,000 files would take 0.3 to 2 seconds before each run.

@@ -31,7 +31,7 @@ _AT_ONCE = 256
 """Maximum number of requests on which the program works at once. It equals the number of threads of
 `inside/program.py`.
 
-Further requests wait, and the time limit of a request begins only when the program works on it.
+Further requests wait, and the time limit of a request starts only when the program starts to work on it.
 """
 _LAST_LINES = 12
 """Number of lines of a log that a message quotes."""

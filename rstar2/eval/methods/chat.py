@@ -155,7 +155,7 @@ class ServerChat:
     """A model on any server that supports OpenAI's chat completions.
 
     If fewer tokens are left in the model's context than the budget allows, the reply may use only the tokens that are
-    left. If no tokens are left, the reply is empty and its finish is `length`.
+    left. If no tokens are left, the reply is empty and its `finish` is "length".
 
     Args:
         url: URL of the server, with or without `/v1`.

@@ -43,8 +43,7 @@ class LiveView(ABC):
         self._live = Live(console=err, refresh_per_second=4, transient=True)
         self._printed_at = 0.0
         self._trouble: str | None = None
-        """The reason for waiting that was printed last. Such reasons are printed only if the console is not a
-        terminal."""
+        """The last printed reason for waiting. Reasons are printed only if the console is not a terminal."""
 
     @abstractmethod
     def announce(self, plan: EvalPlan) -> None:

@@ -45,7 +45,7 @@ def _table(*columns: Column, caption: str = "", gap: int = 2) -> Table:
 
 _NOTES = {
     "avg@n": "avg@n: share of correct samples, averaged over problems.",
-    "  95 %": "95 %: interval of avg@n, over problems like these and over repeats with the same problems.",
+    "  95 %": "95 %: intervals of avg@n, either over problems like these or over repeats with the same problems.",
     "maj@n": "maj@n: share of problems whose most frequent answer is correct.",
     "pass@": "pass@k: share of problems with a correct answer among k samples.",
     "avg@n, paper": "paper's reading rule: only answers in the paper's form count.",
@@ -172,7 +172,8 @@ def paper_table(summaries: Sequence[tuple[str, dict[str, Any]]]) -> Table | None
     these benchmarks."""
     table = _table(
         Column("", overflow="fold"),
-        caption="difference: this run minus the paper, in percentage points. 95 %: interval of the number before it.",
+        caption="difference: this run minus the paper, in percentage points. 95 %: interval of the number in the "
+        "column before.",
     )
     for heading in ("paper", "this run", "95 %", "difference", "95 %"):
         table.add_column(heading, justify="right", no_wrap=True)

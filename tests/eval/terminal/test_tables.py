@@ -107,7 +107,7 @@ def test_every_figure_whose_label_does_not_say_what_it_is_is_explained_below_the
     figures, _, caption = text.partition("avg@n: ")
     words = " ".join(caption.split())
     for label, note in (
-        ("  95 %, over repeats", "95 %: interval of avg@n"),
+        ("  95 %, over repeats", "95 %: intervals of avg@n"),
         ("maj@n", "maj@n: share of problems"),
         ("pass@4", "pass@k: share of problems"),
         ("answers read by rule boxed", "read by rule: number of answers"),

@@ -99,7 +99,7 @@ def _whole_answers(gold: Node, pred: Node) -> Outcome:
     if not outcome.equal:
         _refuse_undecided(gold, pred, gold_open or pred_open)
     if (outcome.equal or (variables(gold) and variables(pred))) and not same_numbers(gold, renamed_pred):
-        raise NoValue("answers that differ in the kind of numbers of a letter")
+        raise NoValue("answers that state different kinds of numbers for a letter")
     if outcome.fact is not None and names:
         letters = tuple((old, nodes.Symbol(new)) for old, new in names.items())
         return Outcome(True, outcome.rule, Fact("letters", gold, pred, (outcome.fact,), letters=letters))
@@ -413,8 +413,8 @@ def _kind(a: Node, b: Node) -> str:
 def _same_texts(a: Node, b: Node) -> bool:
     """Whether two texts have the same words.
 
-    Raises NoValue if the two texts may be the same, although their words are not known to be equal. A text that is too
-    long to be parsed has no words, so two such texts are not known to be the same.
+    Raises NoValue if the texts have different words but may mean the same, or if the words of a text are unknown
+    because it is too long to be parsed.
     """
     if isinstance(a, nodes.Text) and isinstance(b, nodes.Text):
         if a.words and a.words == b.words:
@@ -477,9 +477,8 @@ def _items(node: Node) -> Items:
 def _mirrored_bounds(
     a: Node, b: Node, interval: nodes.Brackets, other: nodes.Brackets
 ) -> Iterator[tuple[nodes.Brackets, nodes.Brackets]]:
-    """Yields pairs of intervals for a second comparison. In each pair, one of the two answers is a relation, and its
-    sides are exchanged. If a < x was first read as a bound on one of its letters, x > a is now read as a bound on the
-    other letter."""
+    """Yields the pairs of intervals for a second comparison. An inequality such as a < x bounds either of its letters:
+    the first comparison read it as a bound on one letter, and the second reads it as a bound on the other."""
     for node, against in ((a, other), (b, interval)):
         if isinstance(node, nodes.Relation) and len(node.sides) == 2:
             mirrored = as_interval(nodes.Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))

@@ -1,4 +1,4 @@
-"""Sets of real numbers that consist of intervals and points, and the answers that describe them."""
+"""Sets of real numbers that consist of intervals and points, and the answers that describe such sets."""
 
 from __future__ import annotations
 
@@ -151,8 +151,7 @@ def _inequality(node: nodes.Relation) -> tuple[Node | None, Region]:
 
 
 def as_interval(node: Node) -> nodes.Brackets | None:
-    """Returns the interval that a node describes: an interval itself, or the interval of an inequality that bounds one
-    variable.
+    """Returns the interval that a node describes. The node is an interval, or an inequality that bounds one variable.
 
     The ends of the interval may be expressions. Returns None for any other node.
     """

@@ -19,18 +19,16 @@ _FAMILY_LETTERS = frozenset("klmn")
 _WHOLE_IN_FORMULAS = _FAMILY_LETTERS | {"j"}
 """Letters that are integers in many formulas."""
 _WHOLE_KINDS = ("integer", "natural number", "whole number")
-"""The name of each kind of whole numbers ends with one of these texts. For example, `positive integer` ends with
-`integer`."""
+"""Endings of the names of all kinds of whole numbers. For example, `positive integer` ends with `integer`."""
 _MAX_DENOMINATOR = 10_000
-"""A family of angles grows by a fraction of π. The denominator of this fraction may be at most this number."""
+"""Maximum denominator of the fraction of π by which a family of angles grows."""
 
 
 def other_letter(gold: Node, pred: Node) -> dict[str, str]:
-    """Returns a dictionary that renames a letter of the prediction, if each answer has a letter that stands for every
-    integer: the prediction's letter gets the name of the gold answer's letter.
+    """Returns a dict from the prediction's letter that stands for every integer to the gold answer's letter that stands
+    for every integer.
 
-    The dictionary is empty if an answer does not have exactly one letter that stands for every integer, or if one of
-    the two letters occurs in both answers.
+    The dict is empty if an answer has no such letter or several, or if one of the two letters occurs in both answers.
     """
     name, other = _whole_letter(gold), _whole_letter(pred)
     if not name or not other or other in variables(gold) or name in variables(pred):
@@ -41,8 +39,8 @@ def other_letter(gold: Node, pred: Node) -> dict[str, str]:
 def other_arguments(gold: Node, pred: Node) -> dict[str, Node]:
     """Returns a dict from the prediction's names for the arguments of a function to the gold answer's names.
 
-    For the gold answer f(x) = x and the prediction f(z) = z, z becomes x. The dictionary is empty if the names are the
-    same, or if the answers do not define the same function of the same number of letters.
+    For the gold answer f(x) = x and the prediction f(z) = z, z becomes x. The dict is empty if the names are the same,
+    or if the answers do not define the same function with the same number of arguments.
     """
     match gold, pred:
         case (
@@ -154,8 +152,8 @@ def has_condition(node: Node) -> bool:
 def family_letter(gold: Node, pred: Node) -> str | None:
     """Returns the letter that stands for every integer in two families of angles, or None if no letter does.
 
-    A gold answer such as nπ, which is 0 for n = 0, may be a formula in n, and counts as a family only if the answer
-    states that n is an integer.
+    A gold answer that is 0 for n = 0, such as nπ, may be a formula in n. It counts as a family only if an answer states
+    that n is an integer.
     """
     letter = _family_letter(gold)
     if letter is None or _family_letter(pred) != letter:
@@ -186,8 +184,8 @@ def shift(gold: Node, pred: Node, letter: str) -> dict[str, Node]:
 
 
 def _whole_letter(node: Node) -> str | None:
-    """Returns the letter that stands for every integer because the answer says so, or because the answer is a family of
-    angles.
+    """Returns the letter that stands for every integer, either because the answer says so or because the answer is a
+    family of angles.
 
     Returns None if no letter or more than one letter stands for every integer.
     """

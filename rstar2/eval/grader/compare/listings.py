@@ -12,8 +12,8 @@ from rstar2.eval.grader.parse.nodes import Node, negative, number, walk, with_pa
 from rstar2.eval.grader.values.guarded_numbers import NoValue
 
 MAX_ITEMS = 50
-"""Maximum number of differing members for which lists are compared in any order. If more members differ, only lists
-that are equal in the same order are verified."""
+"""Maximum number of differing members for which lists are compared in any order. If more members differ, the lists are
+compared only in the same order."""
 MAX_SIGNS = 4
 """Maximum number of independent ± in an answer. An answer with more independent ± is not verified."""
 

@@ -28,7 +28,7 @@ from rstar2.eval.grader.values.numbers import constant_value, real_value, whole_
 from rstar2.eval.grader.values.points import ROUNDING
 
 _CLOSE = 100
-"""The inverse of the maximum relative error of an approximation, such as 22/7 or 1.27·10^30."""
+"""Inverse of the maximum relative error of an approximation. Approximations are, for example, 22/7 and 1.27·10^30."""
 _SIGNS = frozenset({"percent", "degree"})
 _DOUBLE = _SIGNS | {"log"}
 """The names of functions and postfix signs that have two readings."""
@@ -171,7 +171,7 @@ def _pairs(one: Node, other: Node) -> list[tuple[Node, Node]]:
 
 
 def _is_rounding(exact: Node, other: Node) -> bool:
-    """Whether `other` is a decimal to which `exact` is rounded or truncated."""
+    """Whether `other` is `exact` rounded or truncated to a decimal."""
     if not isinstance(other, nodes.Number) or not other.places:
         return False
     last_places = abs(_difference(exact, other)) * 10**other.places
@@ -180,7 +180,7 @@ def _is_rounding(exact: Node, other: Node) -> bool:
 
 
 def _is_integer_near(exact: Node, other: Node) -> bool:
-    """Whether `other` is an integer to which `exact` is rounded."""
+    """Whether `other` is `exact` rounded to an integer."""
     is_integer = isinstance(other, nodes.Number) and other.value.denominator == 1
     return is_integer and bool(abs(_difference(exact, other)) * 2 <= 1)
 
@@ -229,7 +229,7 @@ def _converted_to(sign: str, node: Node) -> Node:
 
 
 def as_share(node: Node) -> Node:
-    """Returns the answer with percentages as hundredths, except percentages that are integers between 0 and 100.
+    """Returns the answer with each percentage divided by 100, except percentages that are integers between 0 and 100.
 
     The answer to "how many percent" may be 45 or 45 %, so 45 % stays. 120 % and 0.5 % become 1.2 and 0.005. The
     function is used only if the gold answer has no percent sign.
@@ -309,8 +309,8 @@ def _renamed(node: Node, name: str) -> Node:
 
 
 def _is_safe_in_logs(node: Node) -> bool:
-    """Whether an expression cannot have two different integers as values, one with natural logarithms and one with
-    decimal logarithms.
+    """Whether an expression can never equal one integer with natural logarithms and another integer with decimal
+    logarithms.
 
     The result is True if the expression only adds, multiplies and divides logarithms of positive numbers, algebraic
     numbers and pi. The result is False for expressions with e, log(-1), floors or roots of sums, because such an

@@ -52,7 +52,8 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
 
 
 def _with_letter_unit(node: Node) -> Node:
-    """Returns a number with letters that are units, such as 5m, 5m/s, 5 m s^{-1} or 9pm, as a quantity.
+    """Converts a number followed by letters that are units, such as 5m, 5m/s, 5 m s^{-1} or 9pm, to a quantity. Any
+    other node is returned unchanged.
 
     Any other node is returned unchanged.
     """
@@ -70,7 +71,8 @@ def _with_letter_unit(node: Node) -> Node:
 
 
 def _unit_letters(node: Node, sign: int) -> tuple[list[Node], list[str]]:
-    """Returns the factors of a product or quotient that are not letters of units, and the units with their powers."""
+    """Splits a product or quotient. Returns the factors that are not letters of units, and then the units with their
+    powers."""
     match node:
         case nodes.Product(factors=factors):
             parts = [_unit_letters(factor, sign) for factor in factors]

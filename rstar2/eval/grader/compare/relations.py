@@ -96,7 +96,8 @@ def _same_form(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
 
 
 def _ascending(node: nodes.Relation) -> nodes.Relation:
-    """Returns an inequality with its larger side on the right. Any other relation is returned unchanged."""
+    """Exchanges the sides of an inequality with > or >=, so that it has < or <=. Any other relation is returned
+    unchanged."""
     if set(node.operators) <= _MIRRORED.keys():
         return nodes.Relation(
             node.sides[::-1], tuple(_MIRRORED[operator] for operator in node.operators[::-1])
@@ -119,10 +120,11 @@ def _equivalent(a: nodes.Relation, b: nodes.Relation) -> bool:
 
 
 def _as_fraction(node: Node) -> tuple[Node, Node]:
-    """Returns an expression as a numerator and a denominator. Denominators without letters stay in the numerator.
+    """Returns an expression as a numerator and a denominator. Denominators without letters are not split off: they
+    remain as coefficients of the numerator.
 
-    The equation of a curve, such as y/x = 2, is compared without its denominator. The change affects the curve only at
-    points where the equation is not defined.
+    An equation is compared after it is multiplied by the denominator: y/x = 2 is compared as y = 2x. This changes a
+    curve only at points where the equation is not defined.
     """
     match node:
         case nodes.Quotient(over=over, under=under) if variables(under):

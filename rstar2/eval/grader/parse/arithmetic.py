@@ -46,7 +46,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def _arguments(self, closing: str, kind: str = "sign") -> tuple[Node, ...]:
-        """Reads expressions that commas or semicolons separate, and the token that closes them."""
+        """Reads expressions separated by commas or semicolons, up to and including the closing token."""
 
     # --- sums ---
 

@@ -78,7 +78,8 @@ class Collection(Expression):
         return nodes.Brackets(*outer, tuple(items))
 
     def _group(self, opening: str, closing: str, item: Node, token_before: Token) -> Node:
-        """Brackets around one expression only group the expression, except around a row, as in [[1, 2]]."""
+        """Returns a single expression without the brackets that group it. Brackets around a row, as in [[1, 2]], are
+        kept."""
         if (opening, closing) not in {("(", ")"), ("[", "]")}:
             raise ParseError("brackets do not match")
         if opening == "[" and isinstance(item, nodes.Number | nodes.Symbol):
@@ -130,8 +131,8 @@ class Collection(Expression):
     def _set_builder(self) -> Node | None:
         r"""Reads a set such as { x \in S | condition }, and returns its condition, which stands for the set.
 
-        Returns None if no such set comes next. In the condition, `numbers` of the symbol x names the elements of S.
-        Raises ConditionError if S selects only some of the numbers that satisfy the condition.
+        Returns None if no such set comes next. In the returned condition, the symbol x has the kind of S's elements as
+        its `numbers`. Raises ConditionError if S selects only some of the numbers that satisfy the condition.
         """
         start, name = self._tokens.place, self._tokens.take()
         has_domain = self._tokens.accept("command", "in")

@@ -1,5 +1,4 @@
-r"""Conditions after an answer that say for what kind of numbers its letters stand: `, k \in \mathbb{Z}`,
-`for all real x`.
+r"""Conditions after an answer. They say what kind of numbers its letters are: `, k \in \mathbb{Z}`, `for all real x`.
 
 A condition is split off only if all of it is understood. A condition that is not understood stays in the text, and the
 grammar reads or rejects the condition.

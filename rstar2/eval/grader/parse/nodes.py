@@ -78,7 +78,7 @@ class Call(Node):
 
 @dataclass(frozen=True, slots=True)
 class Apply(Node):
-    """An unknown function, an indexed name or an integral that is not solved, such as f(2) or a_3."""
+    """An unknown function such as f(2), an indexed name such as a_3, or an integral that is not solved."""
 
     name: str
     args: tuple[Node, ...]
@@ -203,7 +203,7 @@ class Text(Node):
 
     words: tuple[str, ...]
     plain: bool
-    """Whether the text consists of words only, so that an answer with other words is wrong."""
+    """Whether the text consists of words only. An answer with other words is then wrong."""
 
 
 def number(value: int) -> Number:

@@ -24,7 +24,7 @@ _NAMES = {
     "dotso": r"\ldots ", "mathellipsis": r"\ldots ", "textellipsis": r"\ldots ", "cis": r"\operatorname{cis}",
     "amp": "&", "textsuperscript": "^", "textsubscript": "_",
 }  # fmt: skip
-"""Commands without arguments, and the notation that replaces them."""
+"""Dict from commands without arguments to the notation that replaces them."""
 _IGNORED = name_set(
     "huge Huge LARGE footnotesize scriptsize normalsize normalfont boldmath unboldmath bfseries itshape upshape"
     " rmfamily sffamily ttfamily strut mathstrut null relax noindent hfill hfil par allowbreak nobreak protect"
@@ -39,15 +39,15 @@ _CONTENT = {
     "mathop": (1, 0), "mathord": (1, 0), "mathrel": (1, 0),
     "mathbin": (1, 0), "mathinner": (1, 0), "mathclap": (1, 0), "strong": (1, 0), "vcenter": (1, 0), "num": (1, 0),
 }  # fmt: skip
-"""Commands that display one of their arguments: the number of arguments, and the index of the argument that is
-displayed."""
+"""Dict from each command that displays one of its arguments to the number of arguments and the index of the displayed
+argument."""
 _DROPPED = {
     "phantom": 1, "hphantom": 1, "vphantom": 1, "hspace": 1, "vspace": 1, "label": 1, "tag": 1, "mspace": 1,
     "color": 1, "rule": 2,
 }  # fmt: skip
-"""Commands that display none of their arguments, and the number of arguments."""
+"""Dict from each command that displays none of its arguments to the number of arguments."""
 _BRACES = {"underbrace": "_", "overbrace": "^", "underbracket": "_", "overbracket": "^"}
-"""Commands for braces with a label, and the sign that comes before the label."""
+"""Dict from each command for braces with a label to the sign that comes before the label."""
 _QUANTITIES, _UNITS = frozenset({"SI", "qty"}), frozenset({"si", "unit"})
 _TABLES = frozenset({"matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix"})
 _WITH_ARGUMENTS = {*_CONTENT, *_DROPPED, *_BRACES, *_QUANTITIES, *_UNITS, *_TABLES, "ang", "set", "Set"}
@@ -95,8 +95,7 @@ _SCRIPT = r"(?:\{\s*\w{1,6}\s*\}|\w)"
 _UPRIGHT = r"\\(?:mathrm|text\w*|operatorname|mathbf|mathsf|mathcal|rm)\s*"
 _COUNTING_LETTER = rf"(?:(?:{_UPRIGHT})?\{{\s*(?P<upright>[ACP])\s*\}}|(?P<letter>[ACP]))"
 _END = r"(?![a-z\d^]|[A-Z](?!\s*[_^]))"
-"""Matches after a combination, if the next text is not a further part of the combination. For example, C_4^2 C_2^1 are
-two combinations."""
+"""Matches the end of a combination. Another combination may follow directly, as in C_4^2 C_2^1."""
 _SCRIPTS_BEFORE_LETTER = re.compile(
     rf"(?P<empty>\{{\s*\}}\s*)?[\^_]\s*(?P<top>{_SCRIPT})\s*{_COUNTING_LETTER}\s*_\s*(?P<bottom>{_SCRIPT}){_END}"
 )
@@ -257,7 +256,7 @@ def _unit(macros: str) -> str:
 
 
 def _as_cases(match: re.Match[str]) -> str:
-    """Returns the rows of an environment that contains equations, separated by commas. Any other environment is
+    """Returns the rows of an environment, joined with commas, if every row is an equation. Any other environment is
     returned unchanged."""
     rows = [row.strip(" \n,") for row in match[2].split(r"\\")]
     rows = [row for row in rows if row]
@@ -298,8 +297,8 @@ def _fraction(over: str, under: str) -> str:
 
 
 def _combination(letter: str, top: str, bottom: str) -> str:
-    """Returns the formula for the number of ways to choose `bottom` things out of `top` things, or to choose and order
-    them if the letter is P or A."""
+    """Returns the formula for the number of combinations of `bottom` out of `top` things, or of permutations if the
+    letter is P or A."""
     if letter in {"C", "nCr", "comb", "binomial"}:
         return rf"\binom{{{top}}}{{{bottom}}}"
     return rf"\frac{{({top})!}}{{({top}-({bottom}))!}}"
@@ -342,8 +341,10 @@ def _combination_in_parentheses(match: re.Match[str]) -> str:
 
 
 def _if_counting(match: re.Match[str], top: str, bottom: str) -> str:
-    """Returns the formula for a combination if `top` has at most four digits and is not smaller than `bottom`, or if
-    the combination begins with C and `top` contains the letter n or m. Any other text is returned unchanged.
+    """Returns the formula for a combination. Any other text is returned unchanged.
+
+    If `top` and `bottom` are numbers, `top` must have at most four digits and must not be smaller than `bottom`.
+    Otherwise, the letter of the combination must be C, and `top` must contain the letter n or m.
     """
     letter = match["upright"] or match["letter"]
     if top.isdecimal() and bottom.isdecimal():

@@ -166,7 +166,7 @@ _ALONE = _COLOURS | name_set("total altogether each left remaining overall apiec
 """Words that may follow a number without a noun."""
 _PERIODS = [[period] for period in ("second", "minute", "hour", "day", "night", "week", "month", "year")]
 _CHANGING = name_set("wrong more fewer less extra additional other double triple")
-"""Adjectives that may begin another quantity when they follow a noun, as in `5 apples more`."""
+"""Adjectives that change the quantity when they follow a noun, as in `5 apples more`."""
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 _NO_NOUN = re.compile(
     r"(?:hal(?:f|ve)|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|\w*teenth|\w*tieth|\w*dth|\w*nth|"
@@ -174,11 +174,11 @@ _NO_NOUN = re.compile(
     r"|factorial|log|time|plu|minu|les|unles|perhap|doe|wa|ha|thi|it|alway|versu|one|two|three|four|five|six|seven"
     r"|eight|nine|ten)s"
 )
-"""Words that end in s but are not plurals, and plurals of numbers."""
+"""Words that end in s but are not plural nouns, and plurals of number words such as `thirds`."""
 
 
 def plural_nouns(gold: str) -> frozenset[str]:
-    """Returns the plurals in a gold answer and their singulars: a prediction may count these nouns, too."""
+    """Returns the plural nouns in a gold answer, and their singulars. A prediction may also count these nouns."""
     words = (word.lower() for word in _WORD.findall(gold))
     plurals = {
         word for word in words if len(word) > 3 and word.endswith("s") and not _NO_NOUN.fullmatch(word)

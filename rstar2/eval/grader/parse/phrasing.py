@@ -80,14 +80,13 @@ class Aside:
 
     value: str
     other: str
-    """The value in the form that the remark states."""
+    """The value as the remark states it."""
     operator: str
     """`=`, or `~` if `other` is rounded."""
 
 
 def rephrased(cleaned: str) -> str:
-    """Returns the answer without words that only name the kind of the answer, and with other known phrases as
-    formulas."""
+    """Drops words that only name the kind of the answer, and rewrites other known phrases as formulas."""
     text = _NAME_OF_LINE.sub("", _KIND.sub("", _LEADING.sub("", _EXACTLY.sub("", cleaned))))
     if "all" in text[:30]:
         text = _EVERY.sub("", text)
@@ -134,11 +133,13 @@ def spelled_out(text: str) -> str | None:
 def split_aside(text: str) -> Aside | str | None:
     """Splits off a remark in parentheses after a value.
 
-    If the remark restates the value, returns an `Aside`. If the parentheses hold a unit, returns the text without the
-    parentheses. Otherwise, returns None. A number in parentheses may be a factor. The remark restates the value if a
-    word such as `or` or a sign such as = begins the remark, or if the value or the remark is a number in words. The
-    remark also restates the value if there is a space before the remark, and if value and remark have different forms.
-    For example, the value or the remark may be a percentage, an angle, or the decimal of a fraction or a root.
+    Returns an `Aside` if the remark restates the value. Returns the text without the parentheses if they hold a unit.
+    Otherwise, returns None: a number in parentheses may be a factor. A remark restates the value in these cases:
+
+    - The remark begins with a word such as `or`, or with a sign such as =.
+    - The value or the remark is a number in words.
+    - There is a space before the remark, and value and remark have different forms. For example, one of them is a
+      percentage or an angle, or the remark is the decimal of a fraction or a root.
     """
     match = _ASIDE.fullmatch(text) if text.endswith((")", ")}", ") }")) else None
     if match is None:
@@ -170,7 +171,7 @@ def _is_in_words(text: str) -> bool:
 
 
 def _is_typed_unit(text: str) -> bool:
-    """Whether all words after a number are units, and at least one of them cannot be a product of variables: g/cm^3,
-    but not m/s."""
+    """Whether every word after a number is a unit, and at least one cannot be read as a product of variables. True for
+    g/cm^3; false for m/s, which could be variables."""
     words = _LETTERS.findall(text)
     return all(measure(word) is not None for word in words) and any(map(is_unit, words))

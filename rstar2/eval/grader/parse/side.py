@@ -39,7 +39,7 @@ _QUANTIFIER = re.compile(
 _NUMBER_KINDS = frozenset(
     {"integer", "integers", "number", "numbers", "real", "reals", "odd", "even", "prime", "primes"}
 )
-"""Words that describe letters. A word that describes letters is not a unit if it follows an expression with letters."""
+"""Words that say what kind of numbers letters are. After an expression with letters, such a word is not a unit."""
 _DEGREES_OF = re.compile(r"^deg(?:rees?)? ")
 
 
@@ -113,8 +113,7 @@ class Side(Collection):
     # --- money ---
 
     def _currency_code(self) -> str:
-        """Returns the currency for which a code such as USD before an amount stands, or an empty text if no such code
-        comes next."""
+        """Returns the currency of a code such as USD before an amount, or an empty text if no such code comes next."""
         code, amount = self._tokens.next, self._tokens.peek()
         is_amount = amount.kind == "number" or (amount.kind == "command" and amount.text in CURRENCY_SIGNS)
         if not (code.is_words and code.text.rstrip(".") in CURRENCY_CODES and is_amount):
@@ -328,8 +327,8 @@ def sum_of_quantities(items: list[Node]) -> Node | None:
 
 
 def _sign_in_words(unit: str) -> tuple[str, str]:
-    """Returns the name of the sign and the remaining words if the words after a number begin with `percent` or
-    `degrees`.
+    """If the words after a number begin with `percent` or `degrees`, returns the name of the sign and the remaining
+    words.
 
     Both strings are empty if the words begin with anything else.
     """

@@ -11,8 +11,7 @@ from rstar2.eval.grader.parse.nouns import is_counted
 from rstar2.eval.grader.parse.vocabulary import name_set
 
 Measure = tuple[Fraction, tuple[tuple[str, int], ...]]
-"""The size of a unit in basic units, and the basic units that the unit contains, each with its power. The basic units
-are sorted by name."""
+"""The size of a unit in basic units, and its basic units with their powers, sorted by name."""
 
 _SIZES = {
     "metre": {"mm millimeter millimetre": "1/1000", "cm centimeter centimetre": "1/100", "m meter metre": "1",
@@ -49,7 +48,8 @@ _SIZES = {
     "decibel": {"db decibel": "1"},
     **{name: {name: "1"} for name in ("ton", "rupee", "acre", "hectare", "teaspoon", "tablespoon")},
 }  # fmt: skip
-"""For each basic unit, its multiples: a dict from a multiple's words to its size in the basic unit."""
+"""Dict from each basic unit to its multiples. They are a dict from the words for a multiple to its size in the basic
+unit."""
 _PRODUCTS: dict[str, dict[str, int]] = {
     "litre": {"metre": 3}, "hertz": {"second": -1}, "newton": {"gram": 1, "metre": 1, "second": -2},
     "joule": {"gram": 1, "metre": 2, "second": -2},
@@ -97,12 +97,12 @@ CURRENCY_SIGNS = {
     "yen": "yensign",
     "textrupee": "rupee",
 }
-"""Commands for currency signs, each with the unit for which it stands."""
+"""Dict from each command for a currency sign to its unit."""
 CURRENCY_CODES = {
     "USD": "dollar", "US": "dollar", "EUR": "euro", "GBP": "sterling", "JPY": "yen", "CNY": "yuan", "RMB": "yuan",
     "INR": "rupee", "Rs": "rupee",
 }  # fmt: skip
-"""Currency codes before an amount, each with the unit for which it stands."""
+"""Dict from each currency code before an amount to its unit."""
 _OTHER_NAMES = {
     "sterling": {"pound", "pound sterling", "british pound"},
     "yensign": {"yen", "jpy", "yuan", "renminbi", "rmb", "cny"},

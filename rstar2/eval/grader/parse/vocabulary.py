@@ -52,7 +52,7 @@ PAIRED = {
     "lceil": ("rceil", "ceil"),
     "lVert": ("rVert", "norm"),
 }
-"""Opening commands, with the command that closes them and the function that the pair denotes."""
+"""Dict from each opening command to its closing command and the function that the pair denotes."""
 MATRICES = name_set("""
     pmatrix bmatrix Bmatrix vmatrix Vmatrix matrix smallmatrix psmallmatrix bsmallmatrix Bsmallmatrix array
 """)
@@ -69,14 +69,14 @@ COMMANDS = FUNCTIONS.union(LETTERS, CONSTANTS, DOTS, DECORATIONS, NOT_NAMES) | n
     bmod mod Rightarrow Longrightarrow rightarrow longrightarrow therefore newline cdotp perp forall exists coloneqq
     top euro pounds yen textrupee
 """)
-"""All commands that the grammar reads. A command that is not listed may be a listed command and a letter that are
-written together, such as \\cotx."""
+"""All commands that the grammar reads. A command that is not listed may consist of a listed command and a letter
+without a space between them, as in \\cotx."""
 
 SHORT_WORDS = name_set("""
     yes no odd all any one two six ten dne nil not may mon tue wed thu fri sat sun jan feb mar apr jun jul aug sep
     oct nov dec red bob sam tom jim joe ann amy
 """)
-"""Words of up to three letters that are words, and not products of variables, if they are the whole answer."""
+"""Words of up to three letters that are not read as products of variables if they are the whole answer."""
 
 JOINING_WORDS = frozenset(
     {"where", "for", "with", "such that", "if", "when", "and", "or", "or else", "and also", "and/or"}

@@ -57,7 +57,7 @@ def points_between_corners(
 
 
 def _corner_arguments(part: Node) -> list[Node]:
-    """Returns the expressions at whose zeros a part of an expression changes from one formula to another."""
+    """Returns the expressions whose zeros are the corners of `part`, a part of an expression."""
     match part:
         case Call(name="abs" | "norm" | "sgn", args=(inner,)):
             return [inner]

@@ -67,9 +67,9 @@ from rstar2.eval.grader.values.points import (
 from rstar2.eval.grader.values.rational import Plan, plan
 
 PRECISE_DIGITS = 230
-"""Number of digits to which the first ratios of two equations' values are computed. These ratios, at several points,
-decide whether one equation is a multiple of the other. With 40 digits, the lines y = 10^40 x + √2 and y = 10^40 x + √3
-would count as equal."""
+"""Number of digits to which the ratio of two equations' values is computed at the first `LEAST_POINTS` points. If the
+ratio is the same at all points, one equation is a multiple of the other. With 40 digits, the lines y = 10^40 x + √2 and
+y = 10^40 x + √3 would count as equal."""
 SMOOTH_POINTS, EDGED_POINTS = 6, 64
 """The number of points at which expressions have to agree. The first number applies to smooth expressions, and the
 second to expressions with corners, jumps or functions such as gcd."""
@@ -87,8 +87,8 @@ MAX_ONE_SIDED, MAX_ONE_SIDED_ALONE, MAX_UNDEFINED = 6, 3, 0.25
 """Limits on the number of points at which only one of two expressions has a value, as multiples of the number of points
 at which the expressions agree. The second limit applies if only integers are compared. The third limit applies to
 points at which one expression is undefined, if an expression is piecewise or a letter is an integer. The third limit is
-small because, for example, e^(ln(x - 3)) has values only where it equals |x - 3|, and 2n/(1 + (-1)^n) only where it
-equals (-1)^n n."""
+small because some expressions are undefined wherever they would differ: e^(ln(x - 3)) has values only where it equals
+|x - 3|, and 2n/(1 + (-1)^n) only where it equals (-1)^n n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,12 @@ class _Test:
     most: int
     """While the budget has work left, points are compared until the expressions agree at this many points."""
     undefined: float
-    """Limit on the points at which only one expression is undefined, as a multiple of the points at which both agree.
+    """Limit on the number of points at which only one expression is undefined, as a multiple of the number at which
+    both agree.
     """
     beyond: float
-    """Limit on the points at which only one expression is too large or a `NotACount`, as a multiple of the points at
-    which both agree."""
+    """Limit on the number of points at which only one expression is too large or a `NotACount`, as a multiple of the
+    number at which both agree."""
 
 
 def equal(a: Node, b: Node) -> bool:
@@ -190,7 +191,7 @@ def proportional(a: Node, b: Node) -> Fraction | None:
     """
     names = sorted(variables(a) | variables(b))
     with limited_work():
-        # `plan` counts π and e as letters, but point_setting c may be a multiple of π.
+        # `plan` counts π and e as letters, but the factor c may be a multiple of π.
         rational = None if {Symbol("pi"), Symbol("e")} & {*walk(a), *walk(b)} else plan(a, b)
         if rational is not None:
             return _ratio_of_fractions(a, b, names, rational)
@@ -198,7 +199,7 @@ def proportional(a: Node, b: Node) -> Fraction | None:
 
 
 def _ratio_of_fractions(a: Node, b: Node, names: list[str], rational: Plan) -> Fraction | None:
-    """Computes `proportional` for quotients of polynomials. The ratio of the two quotients has to be the same at all
+    """Implements `proportional` for quotients of polynomials. The ratio of the two quotients has to be the same at all
     points."""
     ratios: list[Fraction] = []
     source = rational_points(point_source(a, b, "ratio"), names, rational.bits)
@@ -219,7 +220,7 @@ def _ratio_of_fractions(a: Node, b: Node, names: list[str], rational: Plan) -> F
 
 
 def _ratio_of_values(a: Node, b: Node, names: list[str]) -> Fraction | None:
-    """Computes `proportional` for expressions that are not quotients of polynomials. Points are chosen and counted in
+    """Implements `proportional` for expressions that are not quotients of polynomials. Points are chosen and counted in
     the same way as when the equality of such expressions is tested."""
     context, precise = mpmath_context(LOW_DIGITS), mpmath_context(PRECISE_DIGITS)
     whole, edged = whole_letters(a, b), has_kinks(a, b) or has_steps(a, b)
@@ -310,7 +311,7 @@ def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> tuple[Po
     else:
         points = _at_whole_points(a, b, names, whole, setting)
     if points and variables(a) != variables(b) and (whole or has_kinks(a, b) or has_steps(a, b)):
-        # Letters cancel in no real answer, but they may in a text that is meant to fit several gold answers.
+        # Letters do not cancel in honest answers, but they may in a text that is meant to fit several gold answers.
         raise NoValue("a letter that is in only one of the answers")
     return points
 
@@ -324,7 +325,7 @@ def _rounded(a: Node, b: Node) -> bool:
 def _identical_fractions(
     a: Node, b: Node, names: list[str], rational: Plan, setting: Setting
 ) -> tuple[Point, ...] | None:
-    """Computes `_identical` for quotients of polynomials. The probability of a wrong result is below
+    """Implements `_identical` for quotients of polynomials. The probability of a wrong result is below
     `rational.ERROR`."""
     if any(Symbol("pi") in set(walk(node)) for node in (a, b)):
         names = [*names, "pi"]
@@ -351,7 +352,7 @@ def _identical_fractions(
 def _at_whole_points(
     a: Node, b: Node, names: list[str], whole: set[str], setting: Setting
 ) -> tuple[Point, ...] | None:
-    """Computes `_identical` for expressions in which some letters are integers.
+    """Implements `_identical` for expressions in which some letters are integers.
 
     The expressions have to agree at fractions too, unless one of them behaves differently at fractions, as (-1)^n does.
     If the expressions have no values at integers, only fractions are compared.
@@ -411,7 +412,7 @@ def _is_zero(node: Node, setting: Setting) -> bool:
 def _at_real_points(
     a: Node, b: Node, names: list[str], positive: set[str], setting: Setting, *, few: bool = False
 ) -> tuple[Point, ...] | None:
-    """Computes `_identical` for real letters, and for letters in Re, Im, arg and |…|, which may be complex.
+    """Implements `_identical` for real letters, and for letters in Re, Im, arg and |…|, which may be complex.
 
     If `few`, only a few points are compared, to confirm the result of other comparisons.
     """
@@ -450,7 +451,7 @@ def _points_of_agreement(
     point.
 
     `source` yields pairs of a point and a flag, which says whether only real values count at the point. Raises NoValue
-    if only one of the expressions has a value at more points than the test allows. Raises SeveralValues if the
+    if there are too many points at which only one of the expressions has a value. Raises SeveralValues if the
     expressions differ at a point at which a power of a negative number has several values.
     """
     points: dict[tuple[Constant, ...], Point] = {}

@@ -211,8 +211,8 @@ def _unknown(name: str, values: list[Value], setting: Setting) -> Value:
 
 
 def _as_text(value: Value, setting: Setting) -> str:
-    """Returns a value as text, written to half of the digits to which values are computed. Equal values have equal
-    texts, even if one is exact and the other is inexact."""
+    """Returns a value as text, with half of the digits that are computed. Equal values have equal texts, even if one is
+    exact and the other is inexact."""
     digits = setting.context.dps // 2
     if isinstance(value, Fraction) and abs(value.numerator) * value.denominator > 10 ** (digits // 2):
         return f"{value.numerator:x}/{value.denominator:x}"

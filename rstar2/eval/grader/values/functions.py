@@ -34,7 +34,7 @@ _PLAIN = {name: name for name in (*ANGLES, *_EXPONENTIAL, "ln", "log10", "arg")}
     "arctan": "atan",
     "arccot": "acot",
 }
-"""Functions of one argument, each with its name in mpmath."""
+"""Dict from each function of one argument to its name in mpmath."""
 TRANSCENDENTAL = _PLAIN.keys() - {"log10", "arg"}
 """Functions of calculus. In an expression with a function of calculus, `log` without a base is the natural
 logarithm."""
@@ -216,5 +216,5 @@ _SPECIAL: dict[str, tuple[Callable[..., Value], int | None]] = {
     "Im": (lambda setting, value: setting.context.im(setting.inexact(value)), 1),
     "sgn": (_sign, 1),
 }
-"""Functions with rules of their own, each with its number of arguments. The number is None for a function with any
-number of arguments."""
+"""Dict from the name of a function to its implementation and its number of arguments. The number is None for a function
+with any number of arguments."""

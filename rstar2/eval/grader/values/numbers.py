@@ -41,9 +41,9 @@ _FOR_LARGE_VALUES = 0.6
 """After the first points, large values are compared only as long as more than this share of the budget is left."""
 _MORE_DIGITS = (0, 150, 300, 600, 1200, 2400)
 """The possible numbers of additional digits for computations that contain numbers with more than `_SMALL_BITS` bits. A
-computation needs three times as many additional digits as its largest number has: √(10^100 + 1) differs from 10^50 in
-its 101st digit, their difference has 101 digits less, and cos(10^-100) differs from 1 in its 201st digit. There are few
-choices because each number of digits needs its own mpmath context."""
+computation needs three times as many additional digits as its largest number has. For example, √(10^100 + 1) differs
+from 10^50 in its 101st digit, subtracting one from the other cancels these digits, and cos(10^-100) differs from 1 in
+its 201st digit. There are few choices because each number of digits needs its own mpmath context."""
 
 
 def infinite(node: Node) -> int:
@@ -134,7 +134,7 @@ def agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
         second = _difference(a, b, finer)
         if isinstance(second, bool):
             return second
-        # The values agree if their difference shrinks with the precision, or is noise of the largest number in them.
+        # The values agree if their difference shrinks with the precision, or is rounding noise of the largest number.
         noise = max(low, scale * context.mpf(10) ** -LOW_DIGITS)
         shrinks = second[0] <= noise * context.mpf(10) ** (lost - more - 25)
         last_digits = context.mpf(2) ** finer.notes.largest * context.mpf(10) ** (15 - HIGH_DIGITS - more)

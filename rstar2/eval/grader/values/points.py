@@ -42,7 +42,7 @@ ROUNDING = frozenset({"floor", "ceil", "sgn"})
 STEPS = ROUNDING | {"gcd", "lcm", "min", "max"}
 """Functions that may agree with simpler functions everywhere except at some numbers or at large numbers."""
 LENGTHS = frozenset({"abs", "norm"})
-"""Functions whose value is the absolute value of a number."""
+"""Functions that return an absolute value."""
 COMPLEX_FUNCTIONS = LENGTHS | {"Re", "Im", "arg"}
 """Functions whose arguments may be complex."""
 _INVERSES = frozenset({"arcsin", "arccos", "arctan", "arccot"})
@@ -70,8 +70,8 @@ equals its square for n up to 199."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
 """The intervals from which values of real letters are drawn. The points cycle through these intervals."""
 _NEGATIVE_TURN = 6
-"""If an expression also has letters that are integers, its real letters are negative at only one point in this many,
-because x^(n/2) has few values at negative x."""
+"""If an expression also has integer letters, its real letters are negative at only one of this many points, because
+x^(n/2) has few values at negative x."""
 _FAR_DIGITS, _JUST_BELOW = 20, Fraction(1, 10**15)
 """Two numbers for expressions with steps: the maximum number of digits of a letter's value, and the distance between a
 jump and a point just below it."""
@@ -107,8 +107,8 @@ def whole_letters(a: Node, b: Node) -> set[str]:
     """Returns the letters that are integers: j, k, m, n, and the counting letters of the expressions
     (`_counting_letters`).
 
-    A counting letter of only one expression is an integer only if the other expression is rational: when gcd(x, x) is
-    compared with |x|, x is not an integer.
+    If a letter is a counting letter in one expression but not in the other, it is an integer only if the other
+    expression is rational. For example, when gcd(x, x) is compared with |x|, x is not an integer.
     """
     counting = [_counting_letters(node) for node in (a, b)]
     letters = counting[0] & counting[1]

@@ -117,7 +117,7 @@ class BFCLWorker:
     def run_checker(
         self, category: str, entries: list[Entry], results: list[dict[str, Any]], folder: Path, model: str
     ) -> tuple[float, int]:
-        """Run the harness's checker of a category, which writes a score file into `folder`.
+        """Run the harness's checker for a category, which writes a score file into `folder`.
 
         `model` is the name under which the checker stores the state that function calls change.
 
