@@ -63,10 +63,10 @@ class Objective:
     keys: dict[str, Any] = field(default_factory=dict)
     """VERL's keys that this objective sets. They override and extend the keys of GRPO."""
     clip: tuple[float, float] = (0.2, 0.28)
-    """By default, ratios are clipped at 1 minus the first value and at 1 plus the second value. For some objectives,
-    the two values have another meaning, see `optim.clip_low`."""
+    """The default clip range: ratios are clipped to [1 - clip[0], 1 + clip[1]]. For some objectives, the two values
+    have another meaning, see `optim.clip_low`."""
     batch_baseline: bool = False
-    """Whether the baseline comes from the whole batch, so that training on a group with equal rewards is useful."""
+    """Whether the baseline is computed over the whole batch. If so, groups with equal rewards give a gradient too."""
     budget_norm: bool = False
     """Whether a rollout's loss is divided by the token budget."""
 
@@ -98,8 +98,9 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         "arXiv 2402.03300; clip and mean of DAPO, arXiv 2503.14476",
     ),
     "dr-grpo": Objective(
-        "Use it when wrong rollouts grow longer and accuracy does not rise. The update is divided neither "
-        "by the standard deviation of the group's rewards nor by the length of the rollout.",
+        "Use it when wrong rollouts grow longer and accuracy does not rise. Advantages are not divided "
+        "by the standard deviation of the group's rewards. A rollout's loss is divided by the token budget, not by the "
+        "rollout's length.",
         "arXiv 2503.20783",
         _DR_GRPO,
         budget_norm=True,

@@ -56,8 +56,8 @@ def check_attention(attention: Attention, model: Path) -> None:
     """Checks that this machine and a model support the recipe's attention.
 
     Raises:
-        UserError: `flash_attn` is set and the package cannot be imported, or `torch` is set and the model has a sliding
-            window, which limits how far back a token attends.
+        UserError: The recipe's attention is `flash_attn`, but the package cannot be imported. Or the recipe's attention
+            is `torch`, and the model has a sliding window, which limits how far back a token attends.
     """
     if attention == "flash_attn" and (why := _import_error("flash_attn")):
         raise UserError(

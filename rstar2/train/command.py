@@ -457,10 +457,10 @@ def worker_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], dict
 
 @contextmanager
 def secrets_file(command: Command, environ: Mapping[str, str]) -> Iterator[None]:
-    """Writes the secret variables for a command's workers to the file that the command names, and removes the file
-    afterwards.
+    """A context manager that writes the secret variables for a command's workers to a file, and removes the file at
+    its end. `command.env` names the file.
 
-    Only the current user can read the file. If the command names no file, nothing is written or removed.
+    Only the current user can read the file. If the command names no file, nothing is written.
     """
     path = command.env.get("RSTAR2_SECRETS_FILE")
     if path is None:
@@ -486,8 +486,8 @@ def verl_overrides(table: dict[str, Any]) -> list[str]:
 
 
 def _hydra(overrides: dict[str, Any]) -> list[str]:
-    """Returns VERL's keys and values as arguments for Hydra's command line. A key without a + must exist in VERL's
-    config."""
+    """Returns VERL's keys and values as arguments for Hydra's command line. A key that does not begin with + must
+    exist in VERL's config."""
     return [f"{key}={_hydra_value(value)}" for key, value in overrides.items()]
 
 

@@ -37,7 +37,7 @@ class Decision:
         ends = f"the stage ended with step {self.last_step}" if self.last_step else "the stage ends"
         match self.action:
             case "advance":
-                action = f"{ends}, and the next one begins"
+                action = f"{ends}, and the next stage begins"
             case "stop":
                 action = f"{ends}, and no further stage is run"
             case "back":

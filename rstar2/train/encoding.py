@@ -134,7 +134,7 @@ def taught_codec(named: str | None, model: Path) -> ChatCodec:
 
 @dataclass(frozen=True)
 class CodecOf:
-    """The arguments of `taught_codec`, which can be sent to processes that load the codec themselves."""
+    """Picklable arguments of `taught_codec`, for processes that load the codec themselves."""
 
     named: str | None
     """The value of the recipe's key `format`."""
@@ -176,7 +176,7 @@ def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: Non
         except OSError as error:
             raise Failure(
                 f"cannot write to {folder}: {error.strerror or error}",
-                "Make room, then start the same command again.",
+                "Free disk space, then run the same command again.",
             ) from error
         return _in_use(folder, content)
 
@@ -243,8 +243,8 @@ def groups_of(parts: list[EncodedData]) -> Numbers:
     """Groups conversations that ask nearly the same question.
 
     Questions are compared as sets of words, by the stricter rule of the filter `near-duplicates`
-    (`rstar2.data.filters.near`). The rule may put different conversations into one group. Groups that are too large are
-    less harmful than a validation set with questions that are also trained on.
+    (`rstar2.data.filters.near`). The rule may put different conversations into one group. Groups that are too large do
+    less harm than validation questions that also occur in the training data.
 
     Args:
         parts: the encodings of one or more files. The conversations of all files are numbered consecutively.
@@ -356,7 +356,7 @@ class _Encoder:
         except UserError as error:
             raise UserError(
                 f"{piece.file}, row {number}: {error.message}",
-                "Remove the row, or teach a format that can write it (--set format=…).",
+                "Remove the row, or teach a format that can represent the row (--set format=…).",
             ) from error
 
 
@@ -430,14 +430,14 @@ def batch_of(samples: Sequence[Encoded]) -> Any:
 
 
 def write_batches(file: Path, batches: Iterable[Any]) -> None:
-    """Writes record batches that `batch_of` returned to a file for `rstar2.train.verl.sft_dataset`."""
+    """Writes the record batches from `batch_of` to an Arrow file, which `rstar2.train.verl.sft_dataset` reads."""
     with pa.OSFile(str(file), "wb") as opened, pa.ipc.new_file(opened, _SCHEMA) as writer:
         for batch in batches:
             writer.write_batch(batch)
 
 
 def _joined(parts: list[array[int]], kind: Any) -> Any:
-    """Concatenates arrays to one Arrow array."""
+    """Concatenates arrays into one Arrow array."""
     values = array(parts[0].typecode)
     for part in parts:
         values.extend(part)

@@ -17,7 +17,7 @@ class FormCheck:
 
     counts: FormCounts = field(default_factory=FormCounts)
     first_fault: int | None = None
-    """The number, from 1, of the first conversation with a turn that does not have the requested form."""
+    """The 1-based number of the first conversation with a turn that does not have the requested form."""
     rewarded: Demands = field(default_factory=Demands)
     """The form of a final turn that RL rewards."""
 
@@ -37,8 +37,12 @@ class FormCheck:
         return cls(FormCounts(**stored["counts"]), stored["first_fault"], Demands(**stored["rewarded"]))
 
     def warnings(self) -> Iterator[str]:
-        """Yields a warning for each of these faults: turns do not keep the form that their system text or question asks
-        for; SFT would leave out parts of conversations; no conversation ends in the form that RL rewards."""
+        """Yields a warning for each of these faults:
+
+        - Turns do not have the form that their system text or question asks for.
+        - SFT would leave out parts of conversations.
+        - No conversation ends in the form that RL rewards.
+        """
         counts = self.counts
         if ignoring := counts.demanded_turns - counts.compliant_turns:
             yield (
@@ -73,9 +77,10 @@ class FormCheck:
 
 
 def check_form(rows: Iterable[Mapping[str, Any]], texts: FormatTexts, first: int = 1) -> FormCheck:
-    """Checks conversations in the form in which SFT would teach them, with the texts of a format.
+    """Converts conversations to a format as SFT does, and checks the form of their turns.
 
     Args:
+        texts: the texts of the format.
         first: the number of the first conversation.
     """
     total, fault = FormCounts(), None

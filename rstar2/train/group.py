@@ -19,7 +19,7 @@ from rstar2.train.information import OPENING_TOKENS
 
 @dataclass(frozen=True)
 class Rollout:
-    """One rollout of a problem: its reward, the results of its calls, and counts over its text."""
+    """One rollout of a problem: its reward, the results of its calls, and counts from its text."""
 
     reward: float
     """The reward, less the penalty."""
@@ -177,9 +177,9 @@ def gives_gradient(chosen: Sequence[Rollout], drop_equal_rewards: bool) -> bool:
 
     At least two rollouts are needed, because VERL gives a lone rollout its raw reward as its advantage.
 
-    If `drop_equal_rewards` is True, the rewards of the chosen rollouts, without the penalties, must also differ from
-    each other. GRPO divides advantages by the standard deviation of the rewards, so a tiny difference between penalties
-    would have the same effect as the difference between a correct and a wrong answer.
+    If `drop_equal_rewards` is True, the rewards of the chosen rollouts, before penalties, must also not all be equal.
+    GRPO divides advantages by the standard deviation of the rewards, so a tiny difference between penalties would have
+    the same effect as the difference between a correct and a wrong answer.
     """
     rewards = {rollout.reward_before_penalty for rollout in chosen}
     return len(chosen) > 1 and (len(rewards) > 1 or not drop_equal_rewards)

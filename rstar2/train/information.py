@@ -8,7 +8,7 @@ I(X; Z) is the mean, over all rollouts z, of
 
 where i is the problem of z and N is the number of problems. Each term log p is divided by the length of z in tokens. A
 second measure is the retrieval accuracy: the share of rollouts for which p(z | x_j) is largest for the rollout's own
-problem, j = i. Source: sections 4.3, 5.2 and 7.1 of RAGEN-2's reference for its metrics. In RAGEN-2, p(z | x_j) is the
+problem, j = i. Source: sections 4.3, 5.2 and 7.1 of RAGEN-2's metrics reference. In RAGEN-2, p(z | x_j) is the
 policy's probability, so the policy must read every rollout after every prompt, which takes N forward passes over the
 rollouts.
 
@@ -34,8 +34,8 @@ MOST_ROLLOUTS = 8
 """Maximum number of rollouts per problem that are compared. More rollouts would take time and hardly improve the
 estimate."""
 SMOOTHING = 0.5
-"""Weight of the distribution of all problems in the smoothed distribution of one problem, which is a mixture of the
-two."""
+"""A problem's smoothed distribution mixes its own distribution with that of all problems. This is the weight of the
+latter."""
 _Pairs = npt.NDArray[np.int64]
 _Table = npt.NDArray[np.float64]
 

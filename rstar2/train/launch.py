@@ -99,7 +99,7 @@ def _run_started(
     on_step: Callable[[dict[str, Any]], None],
     stop: StopAfterStep,
 ) -> None:
-    """Runs a trainer until it ends, and starts it several times if necessary. Raises Failure in the same cases as
+    """Runs a trainer until it ends, and restarts it if Ray does not start in time. Raises Failure in the same cases as
     `run_trainer`."""
     if fork_client.SOCKET_VARIABLE in command.env:
         command = _forked(command)
@@ -170,7 +170,7 @@ def run_export(command: Command, log: Path, timeout_s: float) -> None:
         command = _forked(command)
     begun_at = log.stat().st_size if log.exists() else 0
     process = start_bound(command.argv, log, env=command.env)
-    again = f"The same command repeats only the export. The whole log: {log}"
+    again = f"Running the same command again repeats only the export. The whole log: {log}"
     try:
         code = process.wait(timeout_s)
     except subprocess.TimeoutExpired as error:
@@ -238,7 +238,7 @@ def _forked(command: Command) -> Command:
 
 
 def _on_every_node(command: Command) -> Command:
-    """Returns a command that runs the given command on each of the nodes that it needs."""
+    """Returns a command that runs the given command on `command.nodes` nodes."""
     arguments = [str(command.nodes), str(command.gpus_per_node), ",".join(command.env)]
     return Command(
         [sys.executable, "-m", "rstar2.train.verl.every_node", *arguments, *command.argv[1:]], command.env

@@ -95,7 +95,7 @@ def check_folder(run: Path) -> None:
     except OSError as error:
         raise UserError(
             f"cannot write to {existing}: {error.strerror or error}",
-            "Give another folder with --run, or make room.",
+            "Give another folder with --run, or free disk space.",
         ) from error
 
 
@@ -202,7 +202,7 @@ def node_faults(here: dict[str, Any], node: dict[str, Any]) -> list[str]:
                 f"has {package} {node_version or '(not installed)'}, but this machine has {version or 'none'}"
             )
     if node["versions"] == here["versions"] and node["sources"] != here["sources"]:
-        faults.append("has another copy of rstar2's source than this machine")
+        faults.append("has a different version of rstar2's source than this machine")
     return [*faults, *node["faults"]]
 
 

@@ -2,7 +2,7 @@
 
 The RL stages train with the method that the recipe names. The paper's method is GRPO-RoC: GRPO (group-relative policy
 optimization) with Resampling on Correct (RoC). `rstar2 train`, `rstar2 sft` and the demo all use this pipeline. Every
-finished phase leaves a folder, so that the same call after a kill does not repeat the phase:
+finished phase leaves a folder, so that a run that is resumed does not repeat the phase:
 
 ```
 RUN/
@@ -85,7 +85,7 @@ class _StageRun:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Runs the phases of one run. `open_pipeline` creates the pipeline, and starts what all phases share."""
+    """Runs the phases of one run. `open_pipeline` creates it, and starts the servers that the phases share."""
 
     run: Run
     progress: PhaseProgress
@@ -250,7 +250,7 @@ class Pipeline:
     def _sampling_progress(self, row: str, timer: PhaseTimer, text: Callable[[Progress], str]) -> OnProgress:
         """Returns a callback that shows the progress of sampling, and measures the time that sampling takes.
 
-        Only making new samples counts as evaluation time, not reading old ones.
+        The time for making new samples counts as evaluation time. The time for reading old samples does not.
         """
         counted_s = 0.0
 

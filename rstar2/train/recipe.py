@@ -191,8 +191,8 @@ class RolloutSettings(Strict):
     Up to this limit, failed rollouts are left out before the selection. Above the limit, the whole step is discarded,
     because long rollouts fail most often, and the other rollouts would be a biased sample. After a step is discarded,
     training waits at least half a minute and makes new rollouts for the step, with the next problems. Training ends
-    when too many rollouts of one step have failed for the third time. Both this limit and `judge.max_lost_share` also
-    apply to held-out problems."""
+    when the same step has been discarded three times because of failed rollouts. Both this limit and
+    `judge.max_lost_share` also apply to held-out problems."""
 
 
 class GroupSettings(Strict):
@@ -200,7 +200,8 @@ class GroupSettings(Strict):
 
     keep: int = Field(16, ge=2)
     """The number of rollouts per problem that are trained on, out of `rollout.rollouts`. The paper calls this number G.
-    In a group that stops early (`round`), the same share of the rollouts is trained on, but at least two rollouts."""
+    In a group that stops early (`round`), the same share of the rollouts is trained on as in a full group, but at least
+    two rollouts."""
     round: int | None = Field(None, ge=2)
     """Make the rollouts of a group in rounds of this size, and stop when the group is decided or full
     (`rollout.rollouts`). A group is decided when it is mixed (`enough`), solved (`solved_after`) or hopeless
@@ -310,8 +311,8 @@ class JudgeSettings(Strict):
     isolation."""
 
     wait_s: float = Field(600.0, gt=0)
-    """Maximum number of seconds that a tool call waits, in addition to the program's own time limit. A call that waits
-    longer is lost. Raise the limit if the judge has long queues."""
+    """Maximum number of seconds that a tool call waits for the judge, in addition to the program's own time limit. A
+    call that waits longer is lost. Raise the limit if the judge has long queues."""
     max_lost_share: float = Field(0.05, ge=0, lt=1)
     """Maximum share of a step's rollouts that may lose a tool call. Up to this limit, rollouts that lost a call are
     left out before the selection. Above the limit, the whole step is discarded: training waits until the judge answers,
@@ -404,7 +405,7 @@ class StageRecipe(Strict):
     the text (`rstar2.eval.grader.reading_rules`). With the rules paper, boxed, release and lenient, the reward is 1 if
     the answer is correct, and 0 otherwise. constant gives every rollout the reward 1, so nothing can be learned. Use
     constant as a control. `module:object` is a function of your own. If the reward is constant or your own function,
-    the rule paper decides which answers count as correct."""
+    the rule `paper` decides which answers count as correct."""
     format: str | None = None
     """Format for a model that has no format file: the name of a format, or a file. If `format` is unset or empty, the
     model's own chat template is used."""
@@ -412,10 +413,10 @@ class StageRecipe(Strict):
     """Number of samples per problem by the policy that the stage starts from. A problem is left out if all of these
     samples are correct by the rule of `reward`. 0 keeps all problems."""
     solved_by: Literal["samples", "outcomes"] = "samples"
-    """The source from which `drop_solved` knows that a problem is solved. samples: new samples by the policy that the
-    stage starts from, as in the paper. outcomes: the rollouts of the stage before, without sampling. For outcomes, a
-    problem counts as solved if it is more likely than not that `drop_solved` samples would all be correct. Problems
-    that have no rollouts in the stage before are kept."""
+    """The rollouts from which `drop_solved` determines whether a problem is solved. samples: new samples by the policy
+    that the stage starts from, as in the paper. outcomes: the rollouts of the stage before, without sampling. For
+    outcomes, a problem counts as solved if it is more likely than not that `drop_solved` samples would all be correct.
+    Problems that have no rollouts in the stage before are kept."""
     keep_filter_traces: bool = False
     """Also keep the traces of the samples that `drop_solved` makes, not only their verdicts. The traces take tens of
     GB."""
@@ -442,8 +443,8 @@ class StageRecipe(Strict):
         """The share of the rollouts that send their trace to the sampler. The sampler stores `traces_per_step` of these
         traces.
 
-        More than twice as many traces as needed are sent on average, because each rollout decides at random, without
-        knowing the other decisions, whether it sends its trace.
+        Each rollout decides independently and at random whether it sends its trace. The expected number of sent
+        traces is more than twice `traces_per_step`, so that nearly always enough traces are sent.
         """
         if self.traces_per_step <= 0:
             return float(self.traces_per_step < 0)
@@ -481,8 +482,7 @@ class StageRecipe(Strict):
 
     @property
     def clip(self) -> tuple[float, float]:
-        """The lower and the upper clip range. If the recipe does not set one of the two values, this value is the
-        objective's default."""
+        """The lower and the upper clip range. A value that the recipe does not set is the objective's default."""
         low, high = OBJECTIVES[self.algorithm.objective].clip
         return self.optim.clip_low or low, self.optim.clip_high or high
 
@@ -767,8 +767,8 @@ class SftRecipe(Strict):
 
     @property
     def micro_batch_rows(self) -> int | None:
-        """Number of conversations per micro-batch if the recipe makes VERL count conversations, or None if VERL counts
-        tokens."""
+        """Number of conversations per micro-batch. None if a micro-batch is limited by its number of tokens, which is
+        the default (VERL's `data.use_dynamic_bsz`)."""
         keys = dotted(self.verl)
         if keys.get("data.use_dynamic_bsz", True):
             return None

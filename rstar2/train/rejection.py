@@ -291,7 +291,9 @@ def conversation_columns(trace: Trace, codec: ChatCodec) -> dict[str, Any]:
     (`rstar2.data.taught`). Raises Refused if the trace has another format than the codec.
     """
     if codec.prompt(codec.format.messages(trace.problem)) != trace.prompt_ids:
-        raise Refused("another format", "its prompt is not what the model's format makes of the problem")
+        raise Refused(
+            "another format", "its prompt is not the prompt that the model's format gives for the problem"
+        )
     messages: list[Message] = [{"role": "user", "content": trace.problem}]
     tools = codec.format.template_tools or []
     ids = [*trace.prompt_ids, *trace.response_ids]

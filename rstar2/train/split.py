@@ -109,7 +109,7 @@ def _draw_groups(numbers: Numbers, groups: Numbers, limit: int, seed: int) -> Nu
     members. Returns the members of the drawn groups.
 
     Args:
-        groups: the group of each number, of the same shape as `numbers`.
+        groups: the group of each element of `numbers`, in an array of the same shape.
     """
     _, group_of, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     drawn = np.zeros(len(sizes), dtype=np.bool_)

@@ -379,7 +379,7 @@ def _disk_failures(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise Failure(
             f"{error.filename or folder}: {error.strerror or error}",
-            "If the disk is full, make room; the same command continues from the last checkpoint.",
+            "If the disk is full, free disk space; the same command continues from the last checkpoint.",
         ) from error
 
 
@@ -558,15 +558,16 @@ def last_actor(model: Path, recipe: StageRecipe) -> Path:
         old, new = getattr(before, key), getattr(recipe.optim, key)
         if old != new:
             raise UserError(
-                f"optim.{key} = {new:g}, but {actor} was trained with {old:g}, which optim.state = continued keeps",
+                f"optim.{key} = {new:g}, but {actor} was trained with {old:g}, and optim.state = continued "
+                "keeps the old value",
                 hint,
             )
     return actor
 
 
 def continue_optimizer(model: Path, folder: Path, recipe: StageRecipe) -> None:
-    """Makes a stage begin with the optimizer of the stage that made its model, unless it has already saved a
-    checkpoint. Raises UserError if `last_actor` does."""
+    """Makes a stage begin with the optimizer of the earlier stage that made its model. Does nothing if the stage
+    itself has already saved a checkpoint. Raises UserError if `last_actor` does."""
     checkpoints = folder / "checkpoints"
     if any(checkpoints.glob("global_step_*/data*.pt")):
         return

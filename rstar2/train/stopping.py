@@ -36,7 +36,7 @@ def _end(number: int) -> NoReturn:
 
 
 class StopAfterStep:
-    """A context in which the first signal asks the trainer to save a checkpoint after the current step and then to end.
+    """A context manager. The first signal asks the trainer to save a checkpoint after the current step and then to end.
 
     The signals are SIGINT, SIGTERM and SIGUSR1. A second signal ends this process at once. The first signal also ends
     this process at once if the trainer has not begun a step, or if the rollouts of the current step were discarded and
@@ -117,8 +117,8 @@ class StopAfterStep:
         began = f"it began {_duration(time.monotonic() - self._step_began_at)} ago"
         last = f", the step before took {_duration(self._step_s)}" if self._step_s is not None else ""
         return (
-            f"{_name(number)}: training saves at the end of the current step ({began}{last}) and then ends; the same "
-            f"command continues. {again} to end at once and lose this step."
+            f"{_name(number)}: training saves at the end of the current step ({began}{last}) and then ends. Run the "
+            f"same command to continue. {again} to end at once and lose this step."
         )
 
 

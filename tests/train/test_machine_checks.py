@@ -155,7 +155,7 @@ def test_a_node_with_other_packages_is_told_by_what_differs() -> None:
     assert node_faults(HERE, bare)[0] == "has rstar2 (not installed), but this machine has 1.0"
     assert "cannot import rstar2" in node_faults(HERE, bare)
     assert node_faults(HERE, {**HERE, "sources": "b"}) == [
-        "has another copy of rstar2's source than this machine"
+        "has a different version of rstar2's source than this machine"
     ]
 
 

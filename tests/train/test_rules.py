@@ -65,7 +65,7 @@ def test_a_pass_rate_that_does_not_rise_ends_the_stage_after_the_steps_that_the_
         "advance",
         "the pass rate has not risen by 5.0 % since step 3 (40.0 %, now 41.0 %; rules.flat_steps = 4)",
     )
-    assert decision.text.endswith(": the stage ends, and the next one begins")
+    assert decision.text.endswith(": the stage ends, and the next stage begins")
 
 
 def test_small_rises_add_up_to_one() -> None:
@@ -243,7 +243,7 @@ def test_a_stage_that_no_longer_improves_ends_and_the_next_one_begins_from_its_m
         None,
         6,
     )
-    assert f"warning: step 5: {decision.reason}: the stage ends, and the next one begins" in output
+    assert f"warning: step 5: {decision.reason}: the stage ends, and the next stage begins" in output
     assert f"stage1: 80 problems, 6 steps; {decision.text}" in output
     assert run.trained(1) == [1, 2, 3, 4, 5, 6]
     assert run.trained(2) == [1, 2]

@@ -51,7 +51,7 @@ def choose(
 
 
 def _solved_in_a_row(problems: Problems) -> Ints:
-    """Returns, for each problem, the number of its most recent consecutive groups with only correct rollouts.
+    """Returns, for each problem, the length of its current streak of groups with only correct rollouts.
 
     The array has shape (problems,).
     """

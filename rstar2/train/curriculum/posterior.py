@@ -42,10 +42,10 @@ def choose(
         rng: the source of randomness.
         target: The target pass rate. A group is most likely to have both correct and wrong rollouts if the target is
             0.5.
-        unseen: The share of a step's problems that have never been used before, as long as there are enough such
-            problems. With a share of 1, no problem is used twice before every problem has been used once.
-        explore: The expected share of the step's other problems, those that are not unseen, that is drawn at random,
-            regardless of pass rate.
+        unseen: The share of a step's problems that is reserved for problems that have never been used, as long as there
+            are enough of them. With a share of 1, no problem is used twice before every problem has been used once.
+        explore: After the unseen problems are chosen, the rest of the step is filled with problems that were used
+            before. This is the expected share of the rest that is drawn at random, regardless of pass rate.
         discount: The weight of an outcome is multiplied by this factor in every step, because the policy changes.
 
     Returns:

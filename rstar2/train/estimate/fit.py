@@ -12,9 +12,9 @@ from rstar2.train.estimate.work import Judge
 from rstar2.train.recipe import Hardware, StageRecipe
 
 MOST_IN_FLIGHT = 4
-"""Maximum ratio of the rollouts that an engine gets at the same time to the full-length rollouts that fit into its KV
-cache. Above the limit, the user is warned. The limit is above 1, because a growing rollout has a quarter of its full
-length on average."""
+"""The user is warned if the number of rollouts that an engine gets at the same time is more than this many times the
+number of full-length rollouts that fit into its KV cache. The limit is above 1, because a growing rollout has a quarter
+of its full length on average."""
 
 SHORT_S = 60.0
 """A larger judge is not suggested if each worker has less than this many seconds of work in a step."""
@@ -163,8 +163,9 @@ def _engine_warnings(hardware: Hardware, memory: Memory) -> Iterator[str]:
         )
     elif sent > MOST_IN_FLIGHT * full:
         yield (
-            f"an engine has room for {full} rollouts of full length, but gets {sent}, and will compute many of them "
-            f"again: set hardware.sequences_in_flight={MOST_IN_FLIGHT * full}, or raise hardware.tensor_parallel"
+            f"an engine has room for {full} rollouts of full length, but gets {sent}, and will preempt and "
+            f"recompute many of them: set hardware.sequences_in_flight={MOST_IN_FLIGHT * full}, or raise "
+            "hardware.tensor_parallel"
         )
 
 
@@ -176,8 +177,8 @@ def _refill_warnings(recipe: StageRecipe) -> Iterator[str]:
         most = round((1 + refills) * recipe.rollout.prompts * recipe.rollout.rollouts)
         yield (
             f"groups without a gradient are replaced, so a step may have up to {1 + refills:g} times rollout.prompts "
-            f"problems, {most:,} rollouts. The estimate uses the share of groups without a gradient in the run of "
-            "--like; without --like it uses 0"
+            f"problems, {most:,} rollouts. The estimate uses the share of groups without a gradient in the run that "
+            "--like names, or 0 without --like"
         )
 
 
@@ -188,7 +189,7 @@ def _recover_warnings(recipe: StageRecipe) -> Iterator[str]:
         yield (
             f"up to {recover.failures} failed calls of each problem get {recover.rollouts} extra rollouts, so a step "
             f"ends with up to {prompts * recover.most:,} extra rollouts. The estimate uses the number of failed calls "
-            "in the run of --like; without --like it uses the maximum"
+            "in the run that --like names, or the maximum without --like"
         )
 
 
@@ -201,7 +202,7 @@ def _rounds_warnings(recipe: StageRecipe) -> Iterator[str]:
     yield (
         f"groups are rolled out in rounds of {rounds.size}, so a step makes {prompts * rounds.size:,} to "
         f"{prompts * rounds.most:,} rollouts, not counting replaced groups. The estimate uses the "
-        "share of rollouts that the run of --like made; without --like it uses the maximum"
+        "share of rollouts that were made in the run that --like names, or the maximum without --like"
     )
     share = rounds.max_trained(rounds.size, recipe.groups.keep) / recipe.groups.keep
     weight = f"only about {100 * share:.0f} % of the weight that they have without rounds"

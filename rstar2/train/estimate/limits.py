@@ -59,7 +59,7 @@ def limit_warnings(
     hardware = recipe.hardware
     durations = {
         "starting the trainer": parts.start,
-        "one rollout of full length, with the judge away,": parts.rollout,
+        "one rollout of full length while the judge is unavailable": parts.rollout,
         "one micro-batch of the update": parts.micro_batch,
     }
     part, longest = max(durations.items(), key=lambda item: item[1])

@@ -16,7 +16,7 @@ from rstar2.train.records.steps import Metrics, step_metrics
 
 CALLS = "rstar2/calls"
 FAILED_CALLS = [f"{CALLS}/{status}" for status in get_args(CallStatus) if status not in ("ok", "lost")]
-"""For each status of a failed call, the metric with the share of all calls that have this status."""
+"""Names of the metrics for failed calls. Each metric is the share of all calls that failed with one status."""
 
 
 def measured_assumptions(run: Path) -> Assumptions:

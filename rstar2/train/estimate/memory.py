@@ -132,7 +132,7 @@ class Memory:
     sequences_in_flight: int = 0
     """Maximum number of rollouts that are sent to an engine at the same time."""
     host_offload: int = 0
-    """The part of a node's main memory that offloading takes."""
+    """The part of a node's main memory that offloading uses."""
 
 
 def stage_memory(shape: ModelShape, recipe: StageRecipe, expected: Update) -> Memory:

@@ -164,7 +164,7 @@ class Rates:
             if stated is not None and not 0 < stated <= MOST_TPS:
                 raise UserError(
                     f"{name} {stated:g}: must be above 0 and at most {MOST_TPS:g}",
-                    "State the tokens per second of one GPU.",
+                    "Specify the tokens per second per GPU.",
                 )
 
 
@@ -182,9 +182,9 @@ class Step:
     """Maximum number of rollouts that are trained on, including recoveries. Fewer rollouts are trained on if groups
     without a gradient are dropped."""
     tokens: int
-    """Number of tokens of all rollouts and recoveries if they have their mean length, including tool output."""
+    """Expected total number of tokens of all rollouts and recoveries, including tool output."""
     most_tokens: int
-    """Number of tokens in the step if every rollout used its whole token budget."""
+    """Total number of tokens of all rollouts and recoveries if each used its whole token budget."""
     updated_tokens: int
     """Number of tokens of the rollouts that are trained on, including their prompts."""
     tool_calls: int

@@ -51,8 +51,8 @@ class Scheduler:
 
     Waiting sessions are placed strictly in order: by the first request of their group, then by their own first request.
     While the first waiting session does not fit on any engine, no other session is placed. Large sessions therefore
-    wait no longer than small sessions, and groups are complete early. When all sessions of one engine have ended, the
-    first waiting session is placed, if it was not placed earlier.
+    wait no longer than small sessions, and groups are complete early. The first waiting session
+    waits at most until one engine has no sessions left.
 
     Args:
         listener: the receiver of the decisions.
@@ -183,7 +183,7 @@ class Scheduler:
         for session in list(self.sessions.values()):
             since = session.waiting_since
             if since is not None and now - max(since, self._progress_at) > quiet_s:
-                self._refuse(session, f"no engine had room, and none ended a turn, for {quiet_s:g} seconds")
+                self._refuse(session, f"for {quiet_s:g} seconds, no engine had room and no turn ended")
 
     def _new(self, name: str, group: str, tokens: int, now: float) -> Session:
         place = self._groups.setdefault(group, [self._arrivals, 0])
@@ -218,8 +218,8 @@ class Scheduler:
             )
 
     def _better(self, session: Session, home: EngineState, now: float) -> EngineState | None:
-        """Returns the engine to which a session should move, or None if the session should stay on its engine, where
-        the KV cache has the session's tokens."""
+        """Returns the engine to which a session should move, or None if the session should stay on its engine. The
+        session's tokens are in the KV cache of its engine only, so a move means that they are prefilled again."""
         if self._queue:
             return None
         best = min(self.engines.values(), key=lambda state: (len(state.sessions), state.name))

@@ -55,9 +55,9 @@ def test_an_update_of_hours_is_no_silence() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["hardware.hung_after_s=700", "hardware.nccl_timeout_s=600"], "with the judge away, may take 870 s"),
+        (["hardware.hung_after_s=700", "hardware.nccl_timeout_s=600"], "while the judge is unavailable may take 870 s"),
         (["hardware.worker_start_s=3600"], "starting the trainer may take 3,807 s without a sign of life"),
-        (["judge.wait_s=3500"], "one rollout of full length, with the judge away, may take"),
+        (["judge.wait_s=3500"], "one rollout of full length while the judge is unavailable may take"),
         (["judge.wait_s=5000", "hardware.hung_after_s=9000"], "judge.wait_s = 5,000 has no effect beyond 3,600 s"),
         (["hardware.nccl_timeout_s=60"], "ranks may wait 177 s for one another"),
         (["hardware.nccl_timeout_s=3600"], "hardware.nccl_timeout_s = 3,600 is not below hardware.hung_after_s"),

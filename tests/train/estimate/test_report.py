@@ -313,7 +313,7 @@ def test_what_a_warning_advises_ends_it() -> None:
 def test_a_model_too_large_for_the_machine_is_told_on_a_cpu() -> None:
     memory, time = warnings_of("Qwen3-4B", "laptop", machine_memory=24 << 30)
     assert "this machine has 24.0 GiB" in memory
-    assert time.startswith("one rollout of full length, with the judge away, may take")
+    assert time.startswith("one rollout of full length while the judge is unavailable may take")
     assert warnings_of("Qwen3-0.6B", "laptop", *["rollout.prompts=1", "rollout.rollouts=4", "groups.keep=2"],
                   "rollout.tokens=64", "rollout.prompt_tokens=64", machine_memory=24 << 30) == []  # fmt: skip
 
