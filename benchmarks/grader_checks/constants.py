@@ -52,7 +52,7 @@ def accepted(golds: list[str], answers: list[str], processes: int) -> tuple[dict
 def unequal(right: dict[str, list[str]], decision: str) -> Iterator[tuple[str, list[str]]]:
     """Yield each text that is accepted for two gold answers whose comparison is `decision`, with its gold answers.
 
-    `decision` is `differs` or `undecided`. A text is yielded as `undecided` only if no two of its gold answers differ.
+    `decision` is `differs` or `undecided`. A text is not yielded as `undecided` if two of its gold answers differ.
     """
     for answer, golds in right.items():
         pairs = list(combinations(sorted(golds), 2))

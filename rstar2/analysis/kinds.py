@@ -28,7 +28,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 PROSE = KINDS[:3]
 """The kinds that make up the prose."""
 NUMBER = "<number>"
-"""Stands for every number in lists of words."""
+"""Placeholder that replaces each number in lists of words."""
 
 
 def _class(codes: Iterator[int]) -> str:

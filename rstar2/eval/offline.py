@@ -218,8 +218,8 @@ def writer(path: Path | None, source: Path) -> Iterator[Callable[[dict[str, Any]
         source: the file from which the rows were read.
 
     Raises:
-        UserError: `path` is the `source`, or `output_file` raises a UserError.
-        Failure: `output_file` raises a Failure.
+        UserError: `path` and `source` are the same file, or `output_file` raises this error.
+        Failure: `output_file` raises this error.
     """
     if path is None:
         yield lambda row: _write(sys.stdout, row)

@@ -81,8 +81,8 @@ def write_report(run: Path, output: Path | None = None, on_traces: OnTraces = la
 
     Raises:
         UserError: `run` is neither a run nor prepared data, its data is damaged, `output` is a file that is no report
-            page, or `output_file` raises a UserError.
-        Failure: `output_file` raises a Failure.
+            page, or `output_file` raises this error.
+        Failure: `output_file` raises this error.
     """
     page = collect(run)
     output = output or run / "report.html"

@@ -36,7 +36,7 @@ def readable_rows(path: Path, rollouts: int) -> tuple[list[dict[str, Any]], list
         The rows whose answers can be graded, and the answers of all other rows.
 
     Raises:
-        UserError: `stage_rows` raises UserError, or no answer can be graded.
+        UserError: no answer can be graded, or `stage_rows` raises this error.
     """
     readable, unreadable = [], []
     for number, row in enumerate(stage_rows(path, rollouts), 1):

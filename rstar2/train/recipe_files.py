@@ -144,8 +144,8 @@ def stage_recipes(
     decay and number of ranks, because VERL cannot change these values.
 
     Raises:
-        UserError: `stage_recipe` raises UserError, an override names a stage that is not run, or two stages do not
-            match.
+        UserError: an override names a stage that is not run, two stages cannot follow each other, or `stage_recipe`
+            raises this error.
     """
     recipes = {}
     for stage in stages:

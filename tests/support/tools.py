@@ -11,7 +11,7 @@ from rstar2.loop.formats.format import Format
 
 
 class SharedTools:
-    """Base class of stand-ins without state per rollout."""
+    """Base class of fake tools without per-rollout state."""
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[Self]:

@@ -72,7 +72,7 @@ class Box:
     """A box, or a row of boxes that together are one answer."""
 
     content: str
-    """The answer in the box; empty if all boxes are empty or denied."""
+    """The answer in the box; empty if each box is empty or is denied (`is_denied`)."""
     start: int
     """The index of the first character of the box in the text."""
     end: int

@@ -70,7 +70,7 @@ _SENTENCE_END = re.compile(r"(?:[.?]|(?<=[A-Za-z$])!|(?<=\\\))!)(?=[\s\"*]|$)|\n
 _LAST_WORD = re.compile(
     r"[\s,]+(?:now|again|indeed|finally|overall|exactly|here|too|instead)$", re.IGNORECASE
 )
-"""A last word of a sentence, such as `now` or `overall`. It does not change the answer before it."""
+"""A last word of a sentence, such as `now` or `overall`. This word does not change the answer that precedes it."""
 _NAMED_OPTION = re.compile(
     r"\b(?:option|choice)\s*\**\(?([A-J])\)?\**(?=\s+is\b)|\b(?:option|choice)\s+is\s*:?\s*\**\(?([A-J])\)?\**(?=[\s.,]|$)",
     re.IGNORECASE,

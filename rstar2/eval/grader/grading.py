@@ -94,7 +94,7 @@ WORKER_ENDED = "not verified: the worker ended twice"
 WORKER_STUCK = "not verified: the worker did not answer"
 INTERNAL_ERROR = "not verified: internal error"
 PREVENTED = (POOL_CLOSED, WORKER_STUCK)
-"""Rules of verdicts on answers whose grading was prevented by something other than the answer."""
+"""Rules of the verdicts that say that grading was impossible for a reason that is not the answer itself."""
 
 AnswerValue = str | int | float | None
 """A gold answer or a model's output. A number is graded as its text. None means that the gold answer or the output is

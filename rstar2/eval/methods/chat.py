@@ -220,7 +220,7 @@ class ServerChat:
         self._server.on_left_out = on_left_out
 
     def when_capped(self, on_capped: OnCapped) -> None:
-        """Set a function that is called if the server caps the length of replies. The function gets the maximum number
+        """Set a function that is called if the server caps the length of replies. The argument is the maximum number
         of tokens of a reply."""
         self._server.on_capped = on_capped
 

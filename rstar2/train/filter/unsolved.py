@@ -149,7 +149,7 @@ def check_solved_file(path: Path, rows: Rows, recipe: StageRecipe) -> None:
     """Checks that a file has enough samples of every problem to decide whether the problem is solved.
 
     Raises:
-        UserError: a problem has too few samples in the file, or `solved_file` raises UserError.
+        UserError: a problem has too few samples in the file, or `solved_file` raises this error.
     """
     file = solved_file(path, recipe)
     samples: Counter[str] = Counter()

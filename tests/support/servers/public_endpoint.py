@@ -474,7 +474,7 @@ def _limited(headers: dict[str, str] | None = None, status: int = 429, **error: 
 
 
 def refuses(field: str, message: str, status: int = 400, **more: Any) -> Callable[[Body], Reply | None]:
-    """Return a function that rejects requests with a field."""
+    """Return a function that rejects any request that contains `field`."""
     error = {"message": message, "type": "invalid_request_error", **more}
     return lambda body: Reply({"error": error}, status) if field in body else None
 

@@ -28,7 +28,8 @@ def _listens(port: int) -> bool:
 
 @contextmanager
 def ray_nodes(folder: Path, gpus: list[int]) -> Iterator[dict[str, str]]:
-    """Start a node for each number of GPUs. Yields the environment of programs that use the cluster."""
+    """Start one node per entry of `gpus`, which is the node's number of GPUs. Yields the environment of programs that
+    use the cluster."""
     port = free_port()
     address = f"127.0.0.1:{port}"
     # Ray's clusters require a token. Ray's commands find it by themselves, but `ray.init` does not.

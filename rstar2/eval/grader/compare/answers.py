@@ -456,8 +456,9 @@ def _words_of(title: Node) -> str:
 
 
 def _titles(items: Items) -> Items:
-    """Returns a title for each member of a list. If all members are quantities in different units, each quantity is its
-    own title, because its unit identifies it. Otherwise, the title of a member is its name.
+    """Returns a title for each member of a list. If all members are quantities in different units, the
+    title of a quantity is the quantity itself, because its unit identifies it. Otherwise, the title of a member is its
+    name.
 
     Returns an empty tuple if a member has no name.
     """

@@ -216,5 +216,5 @@ _SPECIAL: dict[str, tuple[Callable[..., Value], int | None]] = {
     "Im": (lambda setting, value: setting.context.im(setting.inexact(value)), 1),
     "sgn": (_sign, 1),
 }
-"""Dict from the name of a function to its implementation and its number of arguments. The number is None for a function
-with any number of arguments."""
+"""Dict from the name of a function to its implementation and its number of arguments, or None if the function is
+variadic."""

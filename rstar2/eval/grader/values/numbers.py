@@ -25,7 +25,8 @@ from rstar2.eval.grader.values.guarded_numbers import (
 )
 
 ROUNDED_DIGITS = 7
-"""A decimal with at least this many significant digits may be the rounded form of a value that has no exact decimal."""
+"""A decimal with at least this many significant digits may be the rounded form of a value without a finite decimal
+expansion."""
 FLOAT_DIGITS = 15
 """A float that is not a short decimal is printed with at least this many significant digits."""
 FLOAT_PLACES = 20
@@ -180,7 +181,8 @@ def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bo
 
 
 def _rounds(node: Node, value: Value, setting: Setting) -> bool:
-    """Whether `node` is a long decimal that is the rounded or truncated form of `value`, which has no exact decimal."""
+    """Whether `node` is a long decimal to which `value` was rounded or truncated. `value` has no finite decimal
+    expansion."""
     if not isinstance(node, Number) or node.digits < ROUNDED_DIGITS:
         return False
     decimal: Value = node.value

@@ -1,7 +1,7 @@
 """Sends and receives messages between the worker and the zygotes. A message is a value and a list of file descriptors.
 
 Values are encoded with `marshal`. `marshal` is safe here because both ends use the same version of Python and of this
-package, and a program never has a socket on which these messages are sent.
+package, and programs have no access to the sockets that carry these messages.
 """
 
 from __future__ import annotations
