@@ -340,7 +340,7 @@ def test_a_count_is_a_target_and_the_card_says_how_many_rows_are_missing(tmp_pat
         plan(tmp_path / "it.jsonl", overrides=["sources.it.count=2"]), tmp_path / "two", Silent()
     )
     assert enough.sources["it"]["missing"] == 0
-    assert "rows are missing" not in (tmp_path / "two" / "card.md").read_text()
+    assert "rows short of" not in (tmp_path / "two" / "card.md").read_text()
 
 
 def test_fewer_rows_than_the_minimum_are_refused_with_what_is_left_and_why(tmp_path: Path) -> None:
