@@ -183,7 +183,7 @@ def fingerprint(problems: Iterable[Problem]) -> str:
 
 
 def begins_with(problems: Iterable[Problem], fingerprint_of_first: str) -> bool:
-    """Whether `fingerprint_of_first` is the fingerprint of the first n problems, for any n."""
+    """Whether `fingerprint_of_first` is the fingerprint of the first n problems, for some n."""
     digest = hashlib.sha256()
     for problem in problems:
         _add(digest, problem)
