@@ -74,6 +74,7 @@ from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC, VALIDATION_METRI
 from rstar2.train.records.timing import PhaseTimer, TrainerTimer
 from rstar2.train.rules import StageRules
 from rstar2.train.sampling import JudgeAddress, Rows
+from rstar2.train.trainer.causes import OWN_PREFIX
 from rstar2.train.trainer.checkpoints import (
     BEFORE,
     POINTER,
@@ -165,7 +166,7 @@ def warner(progress: PhaseProgress, log: Path) -> Callable[[str], None]:
 def _write_log(log: Path, text: str) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
-        file.write(f"rstar2: {text}\n")
+        file.write(f"{OWN_PREFIX}{text}\n")
 
 
 @dataclass(frozen=True)

@@ -276,7 +276,7 @@ def test_a_decision_outlives_a_kill_and_is_not_taken_again(tmp_path: Path) -> No
     assert (decision.step, decision.last_step) == (5, None)
     assert steps_of(stage / "checkpoints") == [4]
     # The new measurement of the repeated step would not lead to this decision.
-    run.rates(1, *[0.1 * step for step in range(30)])
+    run.rates(1, 0.2, *[0.4] * 3, *[0.8] * 26)
     output = run.ends()
     assert run.trained(1) == [1, 2, 3, 4, 5, 5], "only the step after the decision is repeated"
     final_decision = read_decision(stage)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 READ_BYTES = 8_000_000
 """Number of bytes that are searched at the end of a log. A step of a large run prints several thousand bytes."""
+OWN_PREFIX = "rstar2: "
+"""The prefix of the lines that rstar2 itself writes to a trainer's log, such as warnings."""
 _LONGEST = 500
 """Maximum number of characters of a cause."""
 _PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
@@ -110,7 +112,8 @@ def find_cause(log: Path, start: int = 0, exit_code: int | None = None) -> Cause
 
     The cause is the first line that matches a known pattern (`_KNOWN`). If no line matches, the cause is the last
     exception that is not only a consequence of another exception. If every exception is a consequence of another one,
-    the cause is the last exception. If the log has no exception, the cause is the last line.
+    the cause is the last exception. If the log has no exception, the cause is the last line. Lines that rstar2 itself
+    wrote to the log (`OWN_PREFIX`) are skipped.
 
     Args:
         log: the trainer's log.
@@ -121,7 +124,10 @@ def find_cause(log: Path, start: int = 0, exit_code: int | None = None) -> Cause
         size = file.seek(0, 2)
         file.seek(max(start, size - READ_BYTES))
         text = file.read().decode(errors="replace")
-    lines = [bare for line in text.splitlines() if (bare := _PREFIX.sub("", line).rstrip())]
+    bare_lines = (
+        _PREFIX.sub("", line).rstrip() for line in text.splitlines() if not line.startswith(OWN_PREFIX)
+    )
+    lines = [line for line in bare_lines if line]
     for pattern, remedy in _KNOWN:
         known = re.compile(pattern)
         for line in lines:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.train.trainer.causes import find_cause
+from rstar2.train.trainer.causes import OWN_PREFIX, find_cause
 
 RAY = "\x1b[36m(WorkerDict pid=12, ip=10.0.0.3)\x1b[0m "
 
@@ -23,6 +23,15 @@ def test_the_cause_is_found_behind_the_prefixes_of_ray_and_torch(tmp_path: Path,
     log = tmp_path / "log"
     log.write_text(f"Error executing job with overrides: [...]\n{line}\nsome last words\n")
     assert find_cause(log).line == "FileNotFoundError: no such file"
+
+
+def test_a_warning_that_rstar2_wrote_to_the_log_is_not_the_cause(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    warning = f"{OWN_PREFIX}warning: step 5: the judge lost calls: No space left on device"
+    log.write_text(f"{warning}\nthe trainer's last line\n{warning}\n")
+    assert find_cause(log).line == "the trainer's last line"
+    log.write_text(f"{warning}\n")
+    assert find_cause(log, exit_code=-9).line == "no output"
 
 
 @pytest.mark.parametrize(
