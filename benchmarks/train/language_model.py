@@ -7,7 +7,7 @@
 It runs the same commands as a user: `rstar2 data prepare`, `sft`, `train` and `eval`. This script generates word
 problems of a few families, with random names and numbers. Held-out problems never appear in training, but other
 problems of their families do. Like those of the demo, the conversations for SFT have flaws: a call that fails first, a
-guessed or wrong answer, or an answer outside its block.
+guessed or wrong answer, or no answer at all.
 
 All arms start from the same SFT model. GRPO-RoC (Resampling on Correct) rolls out 2G = 8 per problem and trains on
 G = 4. Plain GRPO rolls out 4, and trains for twice as many steps so that it writes about as many tokens. The third arm
